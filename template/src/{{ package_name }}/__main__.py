@@ -1,0 +1,87 @@
+"""The commands of this project: `python -m <package> COMMAND [flags]`.
+
+Commands import torch only once their flags are known to be right, so that `--help` and a
+mistyped flag answer at once.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+from .errors import UsageError
+
+
+def train(argv: Sequence[str]) -> int:
+    """train the model; on one process, or on every rank that torchrun or srun started"""
+    from .config import parse
+    from .preemption import StopRequest
+
+    settings = parse(argv)
+    # Before torch is imported, which takes a second: a signal in that second must not kill us.
+    stop = StopRequest.install()
+    from .train import run
+
+    return run(settings, stop)
+
+
+def download(argv: Sequence[str]) -> int:
+    """fetch the dataset and verify it; run this where there is internet, such as a login node"""
+    from .config import parse
+    from .data import download as fetch
+
+    fetch(parse(argv, prog="download"))
+    return 0
+
+
+def check_comm(argv: Sequence[str]) -> int:
+    """check that the ranks can talk to each other, and how fast"""
+    from .check_comm import main
+
+    return main(argv)
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """search for better settings, one trial after another"""
+    from .sweep import main
+
+    return main(argv)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (train, "train"),
+    "download": (download, "data"),
+    "check-comm": (check_comm, "check_comm"),
+    "sweep": (sweep, "sweep"),
+}
+
+
+def main() -> None:
+    """Run the command that the first argument names.
+
+    Exits 0 on success, 1 on a mistake or a failure, 2 on bad flags, and 75 when a signal stopped
+    the training after a checkpoint.
+    """
+    available = {
+        name: command
+        for name, (command, module) in COMMANDS.items()
+        if find_spec(f"{__package__}.{module}")
+    }
+    usage = f"usage: python -m {__package__} COMMAND [flags]\n\n" + "\n".join(
+        f"  {name:12}{command.__doc__}" for name, command in available.items()
+    )
+    name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if name in ("-h", "--help"):
+        print(f"{usage}\n\n  COMMAND --help lists a command's flags")
+        return
+    if name not in available:
+        sys.exit(f"{usage}\n\nerror: unknown command '{name}'" if name else usage)
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        sys.exit(available[name](argv))
+    except UsageError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The settings of a run: defaults here < YAML file < flags."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+import yaml
+from annotated_types import Ge, Gt, Lt
+
+from .errors import UsageError
+
+Positive = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Rate = Annotated[float, Gt(0), Lt(float("inf"))]
+
+DEFAULT_CONFIG = Path("configs/train.yaml")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every setting of a run. A flag overrides the YAML file, which overrides the default."""
+
+    experiment: str = "default"
+    """runs of one experiment share a folder"""
+    run_root: str = "runs"
+    """folder of all experiments"""
+    run_dir: str | None = None
+    """folder of this run; else RUN_ROOT/EXPERIMENT/ and the Slurm job id, or the time"""
+    resume: str = "auto"
+    """auto: go on from the run folder's newest checkpoint if it has one; never: refuse to; or
+    the PATH of a checkpoint or run folder to start from"""
+    seed: Count = 0
+    """fixes initial parameters and the order of samples"""
+    tags: tuple[str, ...] = ()
+    """words to find the run by in the trackers"""
+    dry_run: bool = False
+    """set everything up, print what would happen, write nothing"""
+
+    dataset: Literal["mnist", "synthetic"] = "mnist"
+    """synthetic needs no file"""
+    data_dir: str = "data"
+    """folder of the dataset's files"""
+    validation_size: Positive = 5000
+    """samples of the training set that are held out"""
+    streaming: bool = False
+    """read the training set as a stream of shards instead of by index"""
+    workers: Count = 0
+    """processes a rank that load batches; data in memory needs none"""
+
+    epochs: Positive = 1
+    """passes over the training set"""
+    max_steps: Positive | None = None
+    """end after this many optimizer steps, if that is sooner"""
+    batch_size: Positive = 32
+    """samples a rank takes at once"""
+    global_batch_size: Positive | None = None
+    """samples of an optimizer step over all ranks; sets the batch size instead"""
+    accumulate: Positive = 1
+    """batches a rank takes for an optimizer step"""
+    test_batch_size: Positive = 1000
+    """samples a rank takes at once in evaluation"""
+
+    lr: Rate = 0.1
+    """peak learning rate"""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """scale the learning rate with the samples of a step, relative to LR_REFERENCE_BATCH"""
+    lr_reference_batch: Positive = 64
+    """samples of an optimizer step for which LR was chosen"""
+    schedule: Literal["cosine", "linear", "constant"] = "linear"
+    """how the learning rate falls after the warm-up"""
+    warmup: Share = 0.2
+    """share of the run in which the learning rate rises"""
+    momentum: Share = 0.9
+    """of SGD, with Nesterov's update"""
+    weight_decay: Share = 5e-4
+    """L2 penalty"""
+    label_smoothing: Share = 0.1
+    """share of the target spread over the other classes"""
+    clip_norm: Rate | None = None
+    """largest norm of the gradient"""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto: cuda if there, then mps if alone, then cpu"""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto: nccl on cuda, else gloo"""
+    world_size: Positive | None = None
+    """number of ranks expected; any other is an error"""
+    timeout: Positive = 600
+    """seconds a rank waits for the others before it gives up"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: mixed precision"""
+    compile: bool = False
+    """compile the network with torch.compile"""
+
+    checkpoint_every: Positive = 500
+    """optimizer steps between checkpoints; there is one at the end of each epoch too"""
+    keep_checkpoints: Positive = 3
+    """newest checkpoints to keep, besides the best"""
+    log_every: Positive = 50
+    """optimizer steps between log lines"""
+    log_all_ranks: bool = False
+    """let every rank log, not only rank 0"""
+    trackers: tuple[str, ...] = ()
+    """where metrics go besides metrics.jsonl; none: nowhere"""
+
+    def for_world(self, size: int) -> "Settings":
+        """Return the settings with the batch size of each rank worked out.
+
+        Raises:
+            UsageError: the global batch can't be shared evenly.
+        """
+        if not self.global_batch_size:
+            return self
+        shares = size * self.accumulate
+        batch_size, left = divmod(self.global_batch_size, shares)
+        if left:
+            raise UsageError(
+                f"global_batch_size is {self.global_batch_size}, which {size} rank(s) with "
+                f"accumulate {self.accumulate} can't share evenly: use a multiple of {shares}, "
+                f"such as {max(batch_size, 1) * shares}"
+            )
+        return dataclasses.replace(self, batch_size=batch_size)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values, in the order of their declaration."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _ConfigFlag:
+    """The one flag that must be known before the others."""
+
+    config: Path | None = None
+
+
+def parse(argv: Sequence[str], prog: str = "train") -> Settings:
+    """Return the settings that the YAML file and the flags give.
+
+    The file is the one that `--config` names, else configs/train.yaml where it exists. Bad flags
+    end the process with exit code 2, as argparse does.
+
+    Raises:
+        UsageError: the file can't be read, or has an unknown key; or a value is of the wrong type
+            or out of its range.
+    """
+    flag, rest = tyro.cli(_ConfigFlag, args=list(argv), return_unknown_args=True, add_help=False)
+    path = flag.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+    defaults = load_yaml(path) if path else Settings()
+    settings = tyro.cli(
+        Settings,
+        args=rest,
+        default=defaults,
+        prog=f"python -m {__package__} {prog}",
+        description="A flag goes before the YAML file that --config names "
+        f"(now {path or 'none'}), which goes before the default.",
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    return validated(settings.as_dict())
+
+
+def load_yaml(path: Path) -> Settings:
+    """Return the settings of a YAML file, with defaults for what it leaves out.
+
+    Raises:
+        UsageError: the file can't be read, or a key or a value in it is wrong.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"can't read the settings in {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
+    known = [field.name for field in dataclasses.fields(Settings)]
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            raise UsageError(
+                f"{path}: unknown setting '{key}'"
+                + (f"; did you mean '{near[0]}'?" if near else "; see train --help for all")
+            )
+    return validated(values, f"{path}: ")
+
+
+def validated(values: Mapping[str, Any], source: str = "") -> Settings:
+    """Return settings from values, each checked against its type and range.
+
+    Raises:
+        UsageError: naming the first value that is wrong, and the `source` that it came from.
+    """
+    # Imported here, where it is needed: --help answers without.
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Settings).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        reason = first["msg"].removeprefix("Input ").removeprefix("String ")
+        raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None

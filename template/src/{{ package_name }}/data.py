@@ -1,0 +1,101 @@
+"""The datasets: training, validation, test. This file is yours: put your own in its place.
+
+A training set is either map-style (a length, and samples by index) or a `ShardStream`;
+sharding.py says which suits what. A sample is a pair (input, target). Evaluation sets are
+map-style.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from . import mnist
+from .config import Settings
+from .errors import UsageError
+from .sharding import ShardStream
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class Digits(Dataset):
+    """Images of digits, held in memory.
+
+    Args:
+        images: uint8 of shape (samples, 28, 28).
+        labels: int64 of shape (samples,).
+    """
+
+    MEAN, DEVIATION = 33.3, 78.6  # of MNIST's training pixels
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        images, labels = self.__getitems__([index])
+        return images[0], int(labels[0])
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a whole batch at once: float images (batch, 1, 28, 28), labels (batch,)."""
+        chosen = torch.as_tensor(indices)
+        images = self.images[chosen].unsqueeze(1).float()
+        return images.sub_(self.MEAN).div_(self.DEVIATION), self.labels[chosen]
+
+    @staticmethod
+    def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """`__getitems__` made the batch already."""
+        return batch
+
+    def as_stream(self, shard_size: int = 1000) -> ShardStream:
+        """Return the same samples as a stream of shards, as files of an archive would be."""
+
+        def read(first: int) -> Iterator[tuple[Tensor, int]]:
+            for index in range(first, min(first + shard_size, len(self))):
+                yield self[index]
+
+        return ShardStream(range(0, len(self), shard_size), read, length=len(self))
+
+
+def load(settings: Settings) -> Datasets:
+    """Return the datasets that the settings name; every rank calls this.
+
+    Raises:
+        UsageError: a file is missing or damaged, or the validation set would take everything.
+    """
+    if settings.dataset == "synthetic":
+        images, labels = mnist.synthesize(20_000, seed=1)
+        test = Digits(*mnist.synthesize(4_000, seed=2))
+    else:
+        folder = Path(settings.data_dir)
+        images, labels = mnist.read(folder, "train")
+        test = Digits(*mnist.read(folder, "t10k"))
+    held_out = settings.validation_size
+    if not 0 < held_out < len(labels):
+        raise UsageError(
+            f"validation_size is {held_out}, but the training set has {len(labels)} samples: "
+            "hold out at least one and not all"
+        )
+    train = Digits(images[:-held_out], labels[:-held_out])
+    return Datasets(
+        train=train.as_stream() if settings.streaming else train,
+        validation=Digits(images[-held_out:], labels[-held_out:]),
+        test=test,
+    )
+
+
+def download(settings: Settings) -> None:
+    """Fetch the dataset's files to `data_dir`; never called by a rank."""
+    mnist.download(Path(settings.data_dir))

@@ -1,0 +1,195 @@
+"""Joining the other ranks, talking to them, and leaving them; and this rank's device."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .config import Settings
+from .errors import UsageError
+from .launcher import Ranks, meeting_point
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together, seen from one of them."""
+
+    rank: int
+    size: int
+    local_rank: int
+    launcher: str
+    device: torch.device
+    backend: str | None
+    hostnames: tuple[str, ...]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes the files."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums of the values over all ranks, the same numbers on each."""
+        if self.size == 1:
+            return values
+        # On the CPU and in float64: counts stay exact, and no GPU has to wait.
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def vote(self, stop: bool, samples: int) -> "Vote":
+        """Start to tell the others whether this rank must stop, and its samples for a step."""
+        tally = torch.tensor([stop, samples], dtype=torch.int64)
+        return Vote(tally, dist.all_reduce(tally, async_op=True) if self.size > 1 else None)
+
+    def share(self, value: Any) -> Any:  # noqa: ANN401 - whatever can be pickled
+        """Return rank 0's value on every rank."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
+
+
+@dataclass
+class Vote:
+    """An exchange between all ranks that goes on while a step is computed.
+
+    It travels over Gloo, between CPUs, also where gradients go over NCCL: no GPU waits for it.
+    """
+
+    tally: torch.Tensor
+    work: dist.Work | None
+
+    def result(self) -> tuple[bool, int]:
+        """Wait for the others; return whether any rank must stop, and the samples of all."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        stops, samples = self.tally.tolist()
+        return stops > 0, samples
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[World]:
+    """Join the other ranks and yield the `World`; leave it when the block ends well.
+
+    After an error nothing is waited for: the process ends, and the launcher stops the others.
+
+    Raises:
+        UsageError: the world has another size than asked for, or the device, the backend or the
+            port can't be had.
+    """
+    ranks = Ranks.from_environment(os.environ)
+    if settings.world_size not in (None, ranks.size):
+        raise UsageError(
+            f"world_size is {settings.world_size}, but the launcher ({ranks.launcher}) gave "
+            f"{ranks.size} rank(s): change one of the two"
+        )
+    device = choose_device(settings.device, ranks)
+    backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
+    hostnames: list[str | None] = [socket.gethostname()]
+    if backend:
+        address = meeting_point(os.environ)
+        try:
+            dist.init_process_group(
+                # Gloo beside NCCL: small facts travel between CPUs without stopping the GPUs.
+                "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+                init_method="env://",
+                rank=ranks.rank,
+                world_size=ranks.size,
+                timeout=timedelta(seconds=settings.timeout),
+                device_id=device if device.type == "cuda" else None,
+            )
+        except dist.DistNetworkError as error:
+            raise UsageError(
+                f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
+                f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
+                "MASTER_ADDR out of reach?)"
+            ) from None
+        hostnames = [None] * ranks.size
+        dist.all_gather_object(hostnames, socket.gethostname())
+    yield World(
+        ranks.rank,
+        ranks.size,
+        ranks.local_rank,
+        ranks.launcher,
+        device,
+        backend,
+        tuple(str(name) for name in hostnames),
+    )
+    if backend:
+        dist.destroy_process_group()
+
+
+def choose_device(wanted: str, ranks: Ranks) -> torch.device:
+    """Return this rank's device, and make it current where it is a GPU.
+
+    Raises:
+        UsageError: the device is not there, or this rank has none of its own.
+    """
+    if wanted == "auto":
+        mps = torch.backends.mps.is_available() and ranks.size == 1
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    if wanted == "mps":
+        if not torch.backends.mps.is_available():
+            raise UsageError("device is mps, but this machine has none: use --device cpu or auto")
+        if ranks.size > 1:
+            raise UsageError("device mps works for one process: use --device cpu for several ranks")
+    if wanted != "cuda":
+        return torch.device(wanted)
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = f"rank {ranks.rank} on {socket.gethostname()}"
+    if not visible:
+        raise UsageError(
+            f"device is cuda, but {here} sees no GPU (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}, torch {torch.__version__}): ask "
+            "Slurm for GPUs, install a CUDA build of torch, or use --device cpu"
+        )
+    # Slurm may show each task only its own GPU, which then has index 0.
+    index = 0 if visible == 1 else ranks.local_rank
+    if index >= visible or (visible == 1 and ranks.local_rank > 0 and not _has_own_gpu(ranks)):
+        raise UsageError(
+            f"{here} has local rank {ranks.local_rank}, but sees {visible} GPU(s): start as many "
+            "ranks a node as it has GPUs"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _has_own_gpu(ranks: Ranks) -> bool:
+    """Whether the one visible GPU is this rank's alone: only srun can bind a GPU to each task."""
+    return ranks.launcher == "srun"
+
+
+def choose_backend(wanted: str, device: torch.device) -> str:
+    """Return the backend for a device.
+
+    Raises:
+        UsageError: NCCL was asked for without a GPU.
+    """
+    if wanted == "nccl" and device.type != "cuda":
+        raise UsageError(f"backend nccl needs GPUs, but the device is {device}: use gloo or auto")
+    return wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context of a forward pass; bf16 has fp32's range, so needs no gradient scaler."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def set_up_logging(world: World, all_ranks: bool) -> None:
+    """Prefix log lines with the rank; let rank 0 alone speak below warnings, or all ranks."""
+    logging.basicConfig(
+        format=f"%(asctime)s [rank {world.rank}] %(message)s",
+        datefmt="%H:%M:%S",
+        level=logging.INFO if world.is_main or all_ranks else logging.WARNING,
+        force=True,
+    )

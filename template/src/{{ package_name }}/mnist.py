@@ -1,0 +1,170 @@
+"""MNIST: reading its files, fetching them, and synthetic digits for where there are none.
+
+Nothing outside data.py uses this: delete it with the example.
+"""
+
+import gzip
+import hashlib
+import logging
+import os
+import struct
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import UsageError
+
+log = logging.getLogger(__name__)
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+# SHA-256 of the unpacked files: a mirror may pack them anew.
+CHECKSUMS = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+
+
+def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """Return images, uint8 (samples, 28, 28), and labels, int64 (samples,), of a part.
+
+    Args:
+        folder: where the IDX files lie, plain or as .gz.
+        part: `train` or `t10k`.
+
+    Raises:
+        UsageError: a file is missing, damaged, or of another shape.
+    """
+    images = read_idx(folder / f"{part}-images-idx3-ubyte")
+    labels = read_idx(folder / f"{part}-labels-idx1-ubyte")
+    if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
+        raise UsageError(
+            f"{folder} is not MNIST: its {part} images have shape {images.shape} and its labels "
+            f"{labels.shape}"
+        )
+    return torch.from_numpy(images), torch.from_numpy(labels).long()
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Return the array of an IDX file of bytes, read from `path` or from `path`.gz.
+
+    The format (two zero bytes, a type, the number of dimensions, their sizes as big-endian
+    integers, the values) is described on MNIST's page by LeCun, Cortes and Burges.
+
+    Raises:
+        UsageError: no such file, or it is not whole.
+    """
+    packed = path.with_name(path.name + ".gz")
+    found = path if path.exists() else packed
+    try:
+        content = found.read_bytes()
+        content = gzip.decompress(content) if found == packed else content
+        kind, dimensions = struct.unpack_from(">HBB", content)[1:]
+        shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    except FileNotFoundError:
+        raise UsageError(
+            f"no {path.name}[.gz] in {path.parent.resolve()}: fetch the files with 'python -m "
+            f"{__package__} download' where there is internet, point --data-dir at them, or use "
+            "--dataset synthetic"
+        ) from None
+    except (OSError, EOFError, struct.error) as error:
+        raise UsageError(f"{found} can't be read ({error}): download it again") from None
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
+    if kind != 8 or values.size != np.prod(shape):
+        raise UsageError(f"{found} is damaged or no IDX file of bytes: download it again")
+    return values.reshape(shape).copy()
+
+
+def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
+    """Fetch the four files into `folder`, unless they are there; verify them in either case.
+
+    Raises:
+        UsageError: a file is damaged, or no mirror gave a good one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, checksum in CHECKSUMS.items():
+        target = folder / f"{name}.gz"
+        if target.exists() or (folder / name).exists():
+            content = read_idx_bytes(folder / name)
+            if hashlib.sha256(content).hexdigest() == checksum:
+                log.info("%s is there and right", name)
+                continue
+            log.warning("%s is there but not the original: fetching it again", name)
+        log.info("%s fetched from %s", name, _fetch(name, target, checksum, mirrors))
+
+
+def read_idx_bytes(path: Path) -> bytes:
+    """Return the unpacked bytes of `path` or of `path`.gz; nothing if it can't be unpacked."""
+    if path.exists():
+        return path.read_bytes()
+    try:
+        return gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
+    except (OSError, EOFError):
+        return b""
+
+
+def _fetch(name: str, target: Path, checksum: str, mirrors: tuple[str, ...]) -> str:
+    """Write the file from the first mirror that has it right; return that mirror."""
+    faults = []
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    for mirror in mirrors:
+        try:
+            with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=30) as answer:
+                packed = answer.read()
+            if hashlib.sha256(gzip.decompress(packed)).hexdigest() != checksum:
+                raise ValueError("its checksum is wrong")
+        except (OSError, EOFError, ValueError) as error:
+            faults.append(f"{mirror}: {error}")
+            continue
+        temporary.write_bytes(packed)
+        os.replace(temporary, target)
+        return mirror
+    raise UsageError(
+        f"{name} could not be fetched ({'; '.join(faults)}): copy the four files to "
+        f"{target.parent.resolve()} from elsewhere, or use --dataset synthetic"
+    )
+
+
+# Seven-by-five pictures of the digits, a row a number, a bit a pixel.
+GLYPHS = (
+    (14, 17, 19, 21, 25, 17, 14),
+    (4, 12, 4, 4, 4, 4, 14),
+    (14, 17, 1, 6, 8, 16, 31),
+    (30, 1, 1, 14, 1, 1, 30),
+    (2, 6, 10, 18, 31, 2, 2),
+    (31, 16, 30, 1, 1, 17, 14),
+    (6, 8, 16, 30, 17, 17, 14),
+    (31, 1, 2, 4, 8, 8, 8),
+    (14, 17, 17, 14, 17, 17, 14),
+    (14, 17, 17, 15, 1, 2, 12),
+)
+
+
+def synthesize(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return digits drawn from `GLYPHS`, shifted, faded and noisy, in the shapes of MNIST.
+
+    The same seed gives the same digits on every rank.
+    """
+    draw = np.random.default_rng(seed)
+    rows = np.array(GLYPHS, np.uint8)[:, :, None]
+    glyphs = (rows >> np.arange(4, -1, -1, dtype=np.uint8)) & 1
+    glyphs = glyphs.repeat(3, axis=1).repeat(3, axis=2)  # (10, 21, 15)
+    labels = draw.integers(0, 10, samples)
+    images = draw.normal(30, 30, (samples, 28, 28))
+    for image, label, top, left, ink in zip(
+        images,
+        labels,
+        draw.integers(0, 8, samples),
+        draw.integers(0, 14, samples),
+        draw.uniform(60, 220, samples),
+        strict=True,
+    ):
+        image[top : top + 21, left : left + 15] += ink * glyphs[label]
+    return torch.from_numpy(images.clip(0, 255).astype(np.uint8)), torch.from_numpy(labels)

@@ -1,0 +1,48 @@
+"""From a signal to a note that all ranks act on at the same step.
+
+A handler only notes the signal. The ranks compare notes at each step (`World.vote`) and leave
+together: saving inside a handler, or on one rank alone, hangs or corrupts.
+"""
+
+import signal
+from types import FrameType
+from typing import ClassVar
+
+EXIT_CODE = 75
+"""Exit code of a run that a signal stopped after a checkpoint: EX_TEMPFAIL, try again."""
+
+
+class StopRequest:
+    """Whether this rank was asked to stop.
+
+    Slurm sends USR2 before the time limit (as our scripts ask) and TERM at preemption; USR1 is
+    what other scripts use; INT is Ctrl-C. A second INT ends the process at once.
+    """
+
+    SIGNALS: ClassVar = tuple(
+        getattr(signal, name)
+        for name in ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT")
+        if hasattr(signal, name)  # Windows has no USR1 and USR2
+    )
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+    @classmethod
+    def install(cls) -> "StopRequest":
+        """Return a request that the process's signals set from now on."""
+        request = cls()
+        for number in cls.SIGNALS:
+            signal.signal(number, request._note)
+        return request
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.received = signal.Signals(number).name
+
+
+def ignore_signals(_worker: int) -> None:
+    """Make a loading worker deaf: a signal reaches all processes, but the rank decides."""
+    for number in StopRequest.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

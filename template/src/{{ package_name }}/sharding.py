@@ -1,0 +1,197 @@
+"""Which rank and which worker reads which samples, and where to go on after a stop.
+
+Two ways, chosen by the type of the dataset that data.py returns:
+- a map-style dataset (it has a length and an index) is read through `EpochSampler`: any order,
+  exact resume on any world size. Best for data in memory or in files that are opened one by one.
+- a `ShardStream` is read from front to back, each shard by one reader. Best for large archives and
+  for data that can only be streamed.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    get_worker_info,
+)
+
+from .errors import UsageError
+from .preemption import ignore_signals
+from .seeding import derive
+
+
+class EpochSampler(Sampler[list[int]]):
+    """Batches of indices for one rank.
+
+    An epoch is one permutation of the dataset, made from seed and epoch alone, cut into global
+    batches; each rank takes its part of every one. So a place in the epoch is a number of samples,
+    whatever the world size. The last, incomplete global batch is left out: a different one in each
+    epoch.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, rank: int = 0, world_size: int = 1, seed: int = 0
+    ) -> None:
+        self.length, self.batch_size = length, batch_size
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.epoch, self.consumed = 0, 0
+        if length < batch_size * world_size:
+            raise UsageError(
+                f"the training set has {length} samples, fewer than one batch of {batch_size} on "
+                f"each of {world_size} rank(s): use a smaller batch size or fewer ranks"
+            )
+
+    def set_epoch(self, epoch: int, consumed: int = 0) -> None:
+        """Choose the epoch's permutation, and how many samples of it all ranks had already."""
+        self.epoch, self.consumed = epoch, consumed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(derive("order", self.seed, self.epoch))
+        order = torch.randperm(self.length, generator=generator)
+        whole = self.batch_size * self.world_size
+        for first in range(self.consumed, self.length - whole + 1, whole):
+            mine = first + self.rank * self.batch_size
+            yield order[mine : mine + self.batch_size].tolist()
+
+    def __len__(self) -> int:
+        return (self.length - self.consumed) // (self.batch_size * self.world_size)
+
+
+class ShardStream(IterableDataset):
+    """Samples read from shards; each shard by one worker of one rank, in a new order each epoch.
+
+    Args:
+        shards: what to read, such as file names; at least one for each rank.
+        read: makes an iterator over the samples of one shard.
+        length: samples of all shards together, if known; the learning rate's schedule needs it,
+            or else --max-steps.
+        shuffle: samples to hold back and draw from at random, since a shard has an order.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        read: Callable[[Any], Iterator[Any]],
+        length: int | None = None,
+        shuffle: int = 1000,
+    ) -> None:
+        self.shards, self.read, self.length, self.shuffle = shards, read, length, shuffle
+        self.rank, self.world_size, self.seed, self.epoch = 0, 1, 0, 0
+
+    def assign(self, rank: int, world_size: int, seed: int) -> None:
+        """Say which of how many ranks reads this copy."""
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        if len(self.shards) < world_size:
+            raise UsageError(
+                f"the training set has {len(self.shards)} shard(s) for {world_size} ranks, and "
+                "each rank needs at least one: make more shards or use fewer ranks"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of shards and samples."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        workers, mine = (worker.num_workers, worker.id) if worker else (1, 0)
+        order = list(range(len(self.shards)))
+        random.Random(derive("shards", self.seed, self.epoch)).shuffle(order)
+        # Ranks first, then workers: a rank has a shard even where some of its workers have none.
+        order = order[self.rank :: self.world_size][mine::workers]
+        draw = random.Random(derive("samples", self.seed, self.epoch, self.rank, mine))
+        held: list[Any] = []
+        for shard in order:
+            for sample in self.read(self.shards[shard]):
+                held.append(sample)
+                if len(held) > self.shuffle:
+                    yield _take(held, draw)
+        while held:
+            yield _take(held, draw)
+
+
+def _take(held: list[Any], draw: random.Random) -> Any:  # noqa: ANN401 - a sample of any type
+    """Remove and return a random sample, in constant time."""
+    chosen = draw.randrange(len(held))
+    held[chosen], held[-1] = held[-1], held[chosen]
+    return held.pop()
+
+
+class TrainBatches:
+    """One rank's training batches of one epoch after the other.
+
+    Args:
+        dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
+            batch at once) and then `collate`, which gets what that returns.
+        batch_size: samples of a batch of this rank.
+        workers: processes that load.
+        pin: copy batches to page-locked memory, for GPUs.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        workers: int,
+        pin: bool,
+    ) -> None:
+        self.dataset, self.seed, self.rank = dataset, seed, rank
+        self.last: Any = None
+        options: dict[str, Any] = {
+            "num_workers": workers,
+            "pin_memory": pin,
+            "worker_init_fn": ignore_signals,
+            "collate_fn": getattr(dataset, "collate", None),
+            # Its own: the workers' seeds depend on the epoch alone.
+            "generator": torch.Generator(),
+        }
+        if isinstance(dataset, ShardStream):
+            dataset.assign(rank, world_size, seed)
+            self.samples = dataset.length
+            self.loader = DataLoader(dataset, batch_size=batch_size, **options)
+        else:
+            self.samples = len(dataset)  # type: ignore[arg-type]
+            self.sampler = EpochSampler(self.samples, batch_size, rank, world_size, seed)
+            options["persistent_workers"] = workers > 0
+            self.loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
+
+    def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch that are left; `last` is the one read last.
+
+        Args:
+            epoch: the epoch.
+            consumed: samples that all ranks had of it before: where a map-style dataset goes on.
+            batches: batches that this rank had of it before: a stream reads them and drops them.
+        """
+        self.loader.generator.manual_seed(derive("workers", self.seed, epoch, self.rank))
+        if isinstance(self.dataset, ShardStream):
+            self.dataset.set_epoch(epoch)
+        else:
+            self.sampler.set_epoch(epoch, consumed)
+            batches = 0
+        for number, batch in enumerate(self.loader):
+            self.last = batch
+            if number >= batches:
+                yield batch
+
+
+def evaluation_batches(
+    dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int
+) -> DataLoader:
+    """Return a loader of every world-size-th sample: each sample once, on one rank, unpadded."""
+    mine = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
+    return DataLoader(
+        dataset,
+        batch_sampler=BatchSampler(mine, batch_size, drop_last=False),
+        num_workers=workers,
+        worker_init_fn=ignore_signals,
+        collate_fn=getattr(dataset, "collate", None),
+    )

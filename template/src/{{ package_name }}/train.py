@@ -1,0 +1,382 @@
+"""The training loop."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import checkpoint, data, model
+from .checkpoint import Checkpoints
+from .config import Settings
+from .distributed import Vote, World, autocast, joined, set_up_logging
+from .errors import UsageError
+from .evaluation import evaluate
+from .metrics import Meter
+from .preemption import EXIT_CODE, StopRequest
+from .report import Report, with_run_dir
+from .schedule import lr_factor, peak_lr
+from .seeding import seed_torch
+from .sharding import TrainBatches
+from .tracking import Status, select
+
+log = logging.getLogger(__name__)
+
+Batch = tuple[Tensor, Tensor]
+
+
+def run(settings: Settings, stop: StopRequest) -> int:
+    """Train as the settings say; every rank calls this.
+
+    Returns:
+        The process's exit code: 0, or 75 when a signal stopped the run after a checkpoint.
+
+    Raises:
+        UsageError: the settings do not fit the world, the machine or the data.
+    """
+    trackers = select(settings.trackers)
+    with joined(settings) as world:
+        set_up_logging(world, settings.log_all_ranks)
+        settings = with_run_dir(settings.for_world(world.size), world)
+        trainer = Trainer(settings, world, stop)
+        trainer.describe()
+        return 0 if settings.dry_run else trainer.train(trackers)
+
+
+class Trainer:
+    """A network, its data, and how far the one is trained on the other.
+
+    The place in the training is `epoch`, `step`, and within the epoch `epoch_steps` and
+    `consumed`: steps are optimizer steps, consumed are samples of all ranks.
+    """
+
+    def __init__(self, settings: Settings, world: World, stop: StopRequest) -> None:
+        self.settings, self.world, self.stop = settings, world, stop
+        self.epoch, self.step, self.epoch_steps, self.consumed = 0, 0, 0, 0
+        self.best_accuracy = -1.0
+        self.resumed_from: int | None = None
+        self.run_ids: dict[str, str] = {}
+        self.trained_samples, self.trained_seconds = 0, 0.0
+
+        self.datasets = data.load(settings)
+        self.batches = TrainBatches(
+            self.datasets.train,
+            settings.batch_size,
+            world.rank,
+            world.size,
+            settings.seed,
+            settings.workers,
+            pin=world.device.type == "cuda",
+        )
+        self.samples_per_step = settings.batch_size * settings.accumulate * world.size
+        if not self.batches.samples and not settings.max_steps:
+            raise UsageError("the training set does not say its length: set --max-steps")
+
+        torch.manual_seed(settings.seed)
+        self.network = model.build().to(world.device)
+        self.optimizer = torch.optim.SGD(
+            self.network.parameters(),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            nesterov=settings.momentum > 0,
+            weight_decay=settings.weight_decay,
+        )
+        self.meter = Meter(world.device)
+        self.run_dir = Path(str(settings.run_dir))
+        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
+        self._resume()
+        self.forward = self._wrap(self.network)
+
+    def train(self, trackers: list[str]) -> int:
+        """Train to the end or to a signal; return the process's exit code."""
+        self.report = Report(
+            self.settings, self.world, trackers, self.resumed_from or 0, self.run_ids
+        )
+        status: Status = "failed"
+        try:
+            stopped = False
+            while self.epoch < self.settings.epochs and not self._at_last_step() and not stopped:
+                stopped = not self._train_epoch()
+            if not stopped:
+                self._summarize()
+            status = "preempted" if stopped else "finished"
+        finally:
+            self.report.close(status)
+        # Rank 0 may still have been writing: the launcher ends all once one has left.
+        self.world.share(None)
+        return EXIT_CODE if stopped else 0
+
+    def _train_epoch(self) -> bool:
+        """Train to the end of the epoch, evaluate and save; return False if a signal came first."""
+        steps = (self.batches.samples or 0) // self.samples_per_step
+        bar = self.report.progress_bar(self.epoch, self.epoch_steps, steps or None)
+        windows = self._windows()
+        window = next(windows)
+        vote = self._vote(window)
+        began = time.perf_counter()
+        stopping, samples = False, 1
+        while not self._at_last_step():
+            stopping, samples = vote.result()
+            if stopping or samples == 0:
+                break
+            # The next step's vote travels while this step is computed.
+            following = next(windows)
+            vote = self._vote(following)
+            self._train_step(window, samples)
+            window = following
+            bar.update()
+            if self.step % self.settings.log_every == 0:
+                self._log_step()
+            if self.step % self.settings.checkpoint_every == 0:
+                self._save()
+        vote.result()
+        bar.close()
+        self.trained_seconds += time.perf_counter() - began
+        if stopping:
+            self._save()
+            log.warning(
+                "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
+                self.step,
+                self.stop.received or "a signal to another rank",
+                self.run_dir,
+            )
+            return False
+        self._end_epoch(whole=samples == 0)
+        return True
+
+    def _windows(self) -> Iterator[list[Batch]]:
+        """Yield this rank's batches for each step that is left of the epoch, then empty lists."""
+        accumulate = self.settings.accumulate
+        batches = self.batches.epoch(self.epoch, self.consumed, self.epoch_steps * accumulate)
+        step = self.step
+        while True:
+            seed_torch("samples", self.settings.seed, self.world.rank, step)
+            yield list(islice(batches, accumulate))
+            step += 1
+
+    def _vote(self, window: list[Batch]) -> Vote:
+        samples = sum(len(targets) for _, targets in window)
+        return self.world.vote(self.stop.received is not None, samples)
+
+    def _train_step(self, window: list[Batch], samples: int) -> None:
+        """Take one optimizer step.
+
+        Args:
+            window: this rank's batches. A rank that has none left, since its shards were shorter,
+                takes part with weight zero, so that the others need not stop.
+            samples: of all ranks together.
+        """
+        settings, device = self.settings, self.world.device
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        seed_torch("step", settings.seed, self.world.rank, self.step)
+        loss_sum = torch.zeros((), device=device)
+        weighted = [(batch, len(batch[1])) for batch in window] or [(self.batches.last, 0)]
+        for number, ((inputs, targets), weight) in enumerate(weighted, 1):
+            inputs = inputs.to(device, non_blocking=True)
+            targets = targets.to(device, non_blocking=True)
+            with self._gradients_stay_here(number < len(weighted)):
+                with autocast(device, settings.precision):
+                    loss = model.loss(self.forward(inputs), targets, settings.label_smoothing)
+                (loss * (weight / (settings.batch_size * settings.accumulate))).backward()
+            loss_sum += loss.detach() * weight
+        if samples != self.samples_per_step:
+            # The last step of an epoch may have fewer: make the gradient their mean.
+            for parameter in self.network.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= self.samples_per_step / samples
+        norm = None
+        if settings.clip_norm:
+            norm = nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.epoch_steps += 1
+        self.consumed += samples
+        self.trained_samples += samples
+        self.meter.add(loss_sum, norm, samples)
+
+    def _end_epoch(self, whole: bool) -> None:
+        """Evaluate on the validation set and save; `whole` unless max_steps cut the epoch short."""
+        loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
+        best = accuracy > self.best_accuracy
+        self.best_accuracy = max(accuracy, self.best_accuracy)
+        if whole:
+            self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
+        self.report.metrics(
+            self.step,
+            {"epoch": self.epoch, "validation/loss": loss, "validation/accuracy": accuracy},
+        )
+        self._save(best)
+
+    def _log_step(self) -> None:
+        readings = self.meter.read(self.world)
+        self.report.metrics(self.step, {"train/lr": self.learning_rate(), **readings})
+
+    def _summarize(self) -> None:
+        loss, accuracy = evaluate(self.network, self.datasets.test, self.settings, self.world)
+        self.report.metrics(self.step, {"test/loss": loss, "test/accuracy": accuracy})
+        self.report.summary(
+            {
+                "test_accuracy": accuracy,
+                "test_loss": loss,
+                "validation_accuracy": self.best_accuracy,
+                "epochs": self.epoch,
+                "global_step": self.step,
+                "world_size": self.world.size,
+                "backend": self.world.backend,
+                "device": str(self.world.device),
+                "hostnames": list(self.world.hostnames),
+                "images_per_second": self.trained_samples / max(self.trained_seconds, 1e-9),
+                "resumed_from_step": self.resumed_from,
+                "parameters_sha256": parameters_sha256(self.network),
+            }
+        )
+
+    # -- where the training stands ----------------------------------------------------------------
+
+    def progress(self) -> float:
+        """Return how much of the training is done, from 0 to 1, the same on any world size."""
+        shares = []
+        if self.batches.samples:
+            steps = max(self.batches.samples // self.samples_per_step, 1)
+            in_epoch = min(self.consumed / (steps * self.samples_per_step), 1.0)
+            shares.append((self.epoch + in_epoch) / self.settings.epochs)
+        if self.settings.max_steps:
+            shares.append(self.step / self.settings.max_steps)
+        return max(shares)
+
+    def learning_rate(self) -> float:
+        """Return the learning rate of the step to come."""
+        peak = peak_lr(self.settings, self.samples_per_step)
+        return peak * lr_factor(self.settings, self.progress())
+
+    def describe(self) -> None:
+        """Log what is about to happen."""
+        s, world = self.settings, self.world
+        log.info(
+            "%d rank(s) by %s on %s, device %s, backend %s",
+            world.size,
+            world.launcher,
+            ", ".join(dict.fromkeys(world.hostnames)),
+            world.device,
+            world.backend,
+        )
+        log.info(
+            "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s), seed %d",
+            s.dataset,
+            self.batches.samples or "an unknown number of",
+            self.samples_per_step,
+            s.batch_size,
+            f", {s.accumulate} times" if s.accumulate > 1 else "",
+            s.epochs,
+            s.seed,
+        )
+        log.info("run folder %s%s", self.run_dir, " (dry run: not touched)" if s.dry_run else "")
+
+    def _at_last_step(self) -> bool:
+        return self.settings.max_steps is not None and self.step >= self.settings.max_steps
+
+    def _wrap(self, network: nn.Module) -> nn.Module:
+        """Return the network to call in training: compiled and shared between ranks, as set."""
+        if self.settings.compile:
+            network = torch.compile(network)
+        if self.world.size > 1:
+            # No broadcast of buffers at each step: evaluation and checkpoints take rank 0's.
+            # torch 2.13 renamed the option.
+            new, old = "forward_sync_buffers", "broadcast_buffers"
+            option = new if new in signature(DistributedDataParallel).parameters else old
+            network = DistributedDataParallel(
+                network, gradient_as_bucket_view=True, **{option: False}
+            )
+        return network
+
+    def _gradients_stay_here(self, wanted: bool) -> AbstractContextManager:
+        """Keep a backward pass from averaging gradients between ranks: once a step is enough."""
+        if wanted and isinstance(self.forward, DistributedDataParallel):
+            return self.forward.no_sync()
+        return nullcontext()
+
+    def _save(self, best: bool = False) -> None:
+        """Save everything that a resumed run needs; every rank calls this.
+
+        Random generators are not in it: they are seeded with each step's number.
+        """
+        self.report.flush()
+        meter = self.meter.total(self.world)
+        if not self.world.is_main:
+            return
+        state: dict[str, Any] = {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "epoch_steps": self.epoch_steps,
+            "consumed": self.consumed,
+            "best_accuracy": self.best_accuracy,
+            "meter": meter,
+            "run_ids": self.report.run_ids,
+            "world_size": self.world.size,
+            "settings": self.settings.as_dict(),
+        }
+        self.checkpoints.save(state, self.step, best)
+
+    def _resume(self) -> None:
+        """Go on from the checkpoint that the settings lead to, if there is one."""
+        # Rank 0 looks, so that all ranks take the same one.
+        found = self.world.share(self._find() if self.world.is_main else None)
+        if isinstance(found, UsageError):
+            raise found
+        if found is None:
+            return
+        state = checkpoint.load(found)
+        try:
+            self.network.load_state_dict(state["network"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"{found} does not fit the network in model.py ({str(error).splitlines()[0]}): "
+                "choose another --run-dir, or bring back the network that it was saved from"
+            ) from None
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.epoch_steps, self.consumed = state["epoch_steps"], state["consumed"]
+        self.best_accuracy = state["best_accuracy"]
+        self.meter.resume(state["meter"], self.world)
+        self.resumed_from = self.step
+        if found.is_relative_to(self.run_dir):
+            self.run_ids = state["run_ids"]
+        log.info("resuming from %s: step %d, epoch %d", found, self.step, self.epoch + 1)
+        if state["world_size"] != self.world.size:
+            log.warning(
+                "the checkpoint is of %d rank(s), this run has %d: it goes on with the samples "
+                "that are left, but not bit for bit as without the stop",
+                state["world_size"],
+                self.world.size,
+            )
+        before = state["settings"]
+        for name, value in self.settings.as_dict().items():
+            if name not in ("run_dir", "resume") and before.get(name) != value:
+                log.warning("%s was %s at the checkpoint, now %s", name, before.get(name), value)
+
+    def _find(self) -> Path | UsageError | None:
+        try:
+            return checkpoint.find(self.settings.resume, self.run_dir)
+        except UsageError as error:
+            return error
+
+
+def parameters_sha256(network: nn.Module) -> str:
+    """Return a digest of all parameters and buffers, the same wherever they are the same."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
