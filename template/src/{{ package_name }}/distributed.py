@@ -107,7 +107,7 @@ def joined(settings: Settings) -> Iterator[World]:
                 timeout=timedelta(seconds=settings.timeout),
                 device_id=device if device.type == "cuda" else None,
             )
-        except dist.DistNetworkError as error:
+        except dist.DistError as error:
             raise UsageError(
                 f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
                 f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
@@ -125,6 +125,10 @@ def joined(settings: Settings) -> Iterator[World]:
         tuple(str(name) for name in hostnames),
     )
     if backend:
+        # Rank 0 may still have been writing, and the launcher ends all once one has left. And the
+        # wait lets Gloo's threads drop their last tensors: one that did so while the interpreter
+        # shuts down would abort the process.
+        dist.barrier()
         dist.destroy_process_group()
 
 

@@ -46,9 +46,7 @@ def run(settings: Settings, stop: StopRequest) -> int:
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
         settings = with_run_dir(settings.for_world(world.size), world)
-        trainer = Trainer(settings, world, stop)
-        trainer.describe()
-        return 0 if settings.dry_run else trainer.train(trackers)
+        return Trainer(settings, world, stop).train(trackers)
 
 
 class Trainer:
@@ -97,6 +95,9 @@ class Trainer:
 
     def train(self, trackers: list[str]) -> int:
         """Train to the end or to a signal; return the process's exit code."""
+        self._describe()
+        if self.settings.dry_run:
+            return 0
         self.report = Report(
             self.settings, self.world, trackers, self.resumed_from or 0, self.run_ids
         )
@@ -110,8 +111,6 @@ class Trainer:
             status = "preempted" if stopped else "finished"
         finally:
             self.report.close(status)
-        # Rank 0 may still have been writing: the launcher ends all once one has left.
-        self.world.share(None)
         return EXIT_CODE if stopped else 0
 
     def _train_epoch(self) -> bool:
@@ -259,7 +258,7 @@ class Trainer:
         peak = peak_lr(self.settings, self.samples_per_step)
         return peak * lr_factor(self.settings, self.progress())
 
-    def describe(self) -> None:
+    def _describe(self) -> None:
         """Log what is about to happen."""
         s, world = self.settings, self.world
         log.info(

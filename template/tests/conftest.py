@@ -1,0 +1,53 @@
+"""What the tests share: this project's package, and a way to start ranks."""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+(PACKAGE,) = (path.parent.name for path in (ROOT / "src").glob("*/__main__.py"))
+# Enough to see that all works, in seconds and without any file.
+QUICK = ["--dataset=synthetic", "--device=cpu", "--max-steps=40", "--checkpoint-every=10"]
+
+
+@pytest.fixture
+def package() -> Callable[[str], ModuleType]:
+    """Return what imports a module of the package."""
+    return lambda name: importlib.import_module(f"{PACKAGE}.{name}")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
+    """Return what starts `train` on some ranks, as srun would, with its run folder in tmp_path."""
+
+    def start_ranks(ranks: int, *flags: str) -> list[subprocess.Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("SLURM_")},
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(ranks),
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        command = [sys.executable, "-m", PACKAGE, "train", f"--run-dir={tmp_path}/run"]
+        return [
+            subprocess.Popen(
+                [*command, *QUICK, *flags],
+                env={**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+                cwd=ROOT,
+            )
+            for rank in range(ranks)
+        ]
+
+    return start_ranks
