@@ -1,0 +1,37 @@
+# Works on a fresh machine with python3 (3.10 or newer), make and git; `make` alone lists the targets.
+
+# The build of PyTorch, and the address to take it from where pip's own is not the one you want.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+PYTHON3 ?= python3
+PYTHON := .venv/bin/python
+PYTEST_ARGS ?=
+
+export TORCH TORCH_INDEX PYTHON3
+
+.PHONY: help demo test lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
+
+demo: ## scaffold a project in .demo/ and train it on two CPU ranks
+	@bash scripts/demo.sh
+
+test: lint ## check this repository: linters, then all tests
+	$(PYTHON) -m pytest --numprocesses 2 $(PYTEST_ARGS)
+
+lint: .venv/ready ## run the linters only
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	.venv/bin/shellcheck .ci/run scripts/*.sh
+
+# torch comes first: the packages that ask for it then leave the build alone that was chosen.
+.venv/ready: pyproject.toml
+	$(PYTHON3) -m venv .venv
+	$(PYTHON) -m pip install --upgrade 'pip>=25.1'
+	$(PYTHON) -m pip install $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	$(PYTHON) -m pip install --group test
+	@touch $@
+
+clean: ## remove the test environment and the demo
+	rm -rf .venv .demo

@@ -1,0 +1,181 @@
+"""Rendered projects to train in, and ranks to train with."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import copier
+import pytest
+
+TEMPLATE = Path(__file__).parents[2]
+# Long enough for a slow machine; a rank that takes longer hangs.
+PATIENCE = 300
+# Enough to see training at work, in seconds and without any file.
+QUICK = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=30")
+
+
+def render(folder: Path, **answers: object) -> Path:
+    """Render the template as it stands in the working tree; return the project's folder."""
+    copier.run_copy(
+        str(TEMPLATE),
+        folder,
+        data={"package_name": "demo", **answers},
+        defaults=True,
+        vcs_ref="HEAD",
+        quiet=True,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of the default answers, but for torchrun: its code serves both launchers.
+
+    Its package can be imported as `demo`.
+    """
+    folder = render(tmp_path_factory.mktemp("project") / "demo", launcher="torchrun")
+    sys.path.insert(0, str(folder / "src"))
+    return folder
+
+
+@dataclass
+class Job:
+    """Ranks that were started together, and what they said."""
+
+    processes: list[subprocess.Popen]
+    logs: list[Path]
+    run_dir: Path
+    codes: list[int] = field(default_factory=list)
+
+    def wait(self) -> "Job":
+        """Wait for all ranks; a rank that hangs fails the test, and none is left behind."""
+        try:
+            self.codes = [process.wait(PATIENCE) for process in self.processes]
+        finally:
+            self.kill()
+        return self
+
+    def kill(self) -> None:
+        """End what still runs, with everything that it started."""
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def wait_for_step(self, step: int) -> None:
+        """Return once the run has logged the step."""
+        deadline = time.monotonic() + PATIENCE
+        while not any(line["step"] >= step for line in self.metrics()):
+            assert self.processes[0].poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.005)
+
+    @property
+    def log(self) -> str:
+        """Everything that the ranks wrote."""
+        return "\n".join(path.read_text() for path in self.logs)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's summary.json; the ranks must all have ended well."""
+        assert set(self.codes) == {0}, self.log
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The whole lines of the run's metrics.jsonl."""
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def free_port() -> str:
+    """Return a port that is free at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def clean_environment(project: Path) -> dict[str, str]:
+    """Return an environment in which only the project's source and one thread are set."""
+    mine = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project / "src")}
+
+
+def spawn(
+    project: Path, run_dir: Path, commands: Sequence[list[str]], envs: Sequence[dict[str, str]]
+) -> Job:
+    """Start commands beside each other, each in a process group of its own."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    logs = [run_dir.with_name(f"{run_dir.name}.{number}.log") for number in range(len(commands))]
+    processes = []
+    for command, env, path in zip(commands, envs, logs, strict=True):
+        with path.open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    cwd=project,
+                    env={**clean_environment(project), **env},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+    return Job(processes, logs, run_dir)
+
+
+def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> Job:
+    """Start `train` on ranks in the environment that srun gives its tasks."""
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(ranks),
+        "SLURM_STEP_NUM_TASKS": str(ranks),
+        **env,
+    }
+    envs = [{**shared, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(ranks)]
+    command = ["demo", "train", f"--run-dir={run_dir}", *QUICK, *flags]
+    return spawn(project, run_dir, [command] * ranks, envs)
+
+
+def torchrun(project: Path, run_dir: Path, nodes: int, ranks_per_node: int, *flags: str) -> Job:
+    """Start `train` through torchrun, once for each node."""
+    command = [
+        "demo.torchrun",
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={ranks_per_node}",
+        "--rdzv-id=77",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        *["-m", "demo", "train", f"--run-dir={run_dir}", *QUICK, *flags],
+    ]
+    # Slurm's variables are those of the one task a node that runs torchrun.
+    envs = [
+        {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(nodes)}
+        | {"SLURM_PROCID": str(node), "SLURM_LOCALID": "0"}
+        for node in range(nodes)
+    ]
+    return spawn(project, run_dir, [command] * nodes, envs)
+
+
+Launch = Callable[..., Job]
+
+
+@pytest.fixture
+def launch(project: Path, tmp_path: Path) -> Launch:
+    """Return what trains on some ranks to the end, in tmp_path/run unless `--run-dir` says else."""
+
+    def train(ranks: int, *flags: str, name: str = "run", **env: str) -> Job:
+        return srun(project, tmp_path / name, ranks, *flags, **env).wait()
+
+    return train

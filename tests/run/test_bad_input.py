@@ -1,0 +1,77 @@
+"""A mistake is one clear line and a non-zero exit, and leaves nothing half-written."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from .conftest import QUICK, Launch, spawn
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device=cuda"], "sees no GPU"),
+        (["--device=mps"], "device is mps, but this machine has none"),
+        (["--backend=nccl"], "backend nccl needs GPUs"),
+        (["--world-size=3"], r"world_size is 3, but the launcher (srun) gave 2 rank(s)"),
+        (["--dataset=mnist", "--data-dir=nowhere"], "no train-images-idx3-ubyte[.gz] in"),
+        (["--global-batch-size=33"], "use a multiple of 2, such as 32"),
+        (["--batch-size=100000"], "fewer than one batch of 100000 on each of 2 rank(s)"),
+        (["--validation-size=20000"], "hold out at least one and not all"),
+        (["--trackers", "tensorbord"], "this project has tensorboard"),
+        (["--run-dir=/proc/nothing"], "can't write to the run folder /proc/nothing"),
+        (["--config=nowhere.yaml"], "can't read the settings in nowhere.yaml"),
+    ],
+)
+def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str) -> None:
+    job = launch(2, *flags)
+    assert set(job.codes) == {1}, job.log
+    errors = [line for line in job.log.splitlines() if line.startswith("error: ")]
+    assert errors and all(message in line for line in errors), job.log
+    assert "Traceback" not in job.log
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_taken_port_is_said(launch: Launch, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        # Alone of its world, so that it is the one that opens the port.
+        env = {"MASTER_PORT": str(other.getsockname()[1]), "SLURM_STEP_NUM_TASKS": "2"}
+        job = launch(1, "--timeout=5", **env)
+    assert job.codes == [1]
+    assert "is MASTER_PORT taken by another program" in job.log
+    assert "Traceback" not in job.log
+
+
+def test_a_rank_that_never_comes_is_said(launch: Launch) -> None:
+    job = launch(1, "--timeout=3", SLURM_STEP_NUM_TASKS="2")
+    assert job.codes == [1]
+    assert "rank 0" in job.log and "can't meet the others" in job.log
+    assert "Traceback" not in job.log
+
+
+def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:
+    for command, code, message in (
+        (["train", "--epoch=3"], 2, "--epoch"),
+        (["trian"], 1, "unknown command 'trian'"),
+        ([], 1, "usage:"),
+    ):
+        job = spawn(project, tmp_path / "run", [["demo", *command]], [{}]).wait()
+        assert job.codes == [code], job.log
+        assert message in job.log and "Traceback" not in job.log
+
+
+def test_a_checkpoint_of_another_network(project: Path, launch: Launch, tmp_path: Path) -> None:
+    import torch
+
+    launch(1, "--max-steps=1")
+    path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
+    state = torch.load(path, weights_only=True)
+    del state["network"]["layers.7.weight"]
+    torch.save(state, path)
+    job = launch(1, *QUICK)
+    assert job.codes == [1]
+    assert "does not fit the network in model.py" in job.log
+    assert "Traceback" not in job.log

@@ -1,0 +1,193 @@
+"""Every sample goes to one rank, and files are read and fetched whole or not at all."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]:
+    """Return the indices that all ranks together train on, step by step."""
+    from demo.sharding import EpochSampler
+
+    samplers = [EpochSampler(1003, 25, rank, ranks, seed=5) for rank in range(ranks)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch, consumed)
+    batches = list(zip(*samplers, strict=True))
+    assert all(len(sampler) == len(batches) for sampler in samplers)
+    return [index for step in batches for batch in step for index in batch]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_share_one_order_of_the_samples(project: Path, ranks: int) -> None:
+    whole = order(project, ranks, epoch=0)
+    assert len(whole) == len(set(whole)) == 1000
+    assert whole == order(project, 1, epoch=0), "the order is the same on any world size"
+    assert whole != order(project, ranks, epoch=1)
+    assert set(whole) != set(order(project, ranks, epoch=1)), "another few are left out"
+    # Where one world stopped, another goes on.
+    assert order(project, ranks, epoch=0, consumed=300) == whole[300:]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (3, 2), (7, 2)])
+def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int) -> None:
+    """Seven uneven shards: some ranks have more, and some workers have none."""
+    from demo.sharding import TrainBatches
+
+    seen: Counter[int] = Counter()
+    orders = []
+    for rank in range(ranks):
+        batches = TrainBatches(_stream(), 10, rank, ranks, seed=1, workers=workers, pin=False)
+        mine = [int(number) for batch in batches.epoch(0) for number in batch]
+        assert mine, "every rank has something"
+        seen.update(mine)
+        orders.append(mine)
+    assert set(seen) == set(range(28 * 10)) and set(seen.values()) == {1}
+    # Shuffled within and between shards, anew in each epoch, and the same each time.
+    batches = TrainBatches(_stream(), 10, 0, ranks, seed=1, workers=workers, pin=False)
+    again = [int(number) for batch in batches.epoch(0) for number in batch]
+    other = [int(number) for batch in batches.epoch(1) for number in batch]
+    assert again == orders[0] != sorted(orders[0])
+    assert other != again
+
+
+def _stream():  # noqa: ANN202 - its type is the project's
+    from demo.sharding import ShardStream
+
+    return ShardStream(range(7), _read, length=280, shuffle=30)
+
+
+def _read(shard: int) -> Iterator[int]:
+    """Shard n has 10 × (n + 1) samples."""
+    first = 10 * shard * (shard + 1) // 2
+    yield from range(first, first + 10 * (shard + 1))
+
+
+def test_too_little_data_for_the_ranks_is_an_error(project: Path) -> None:
+    from demo.errors import UsageError
+    from demo.sharding import EpochSampler
+
+    with pytest.raises(UsageError, match=r"7 shard.s. for 8 ranks"):
+        _stream().assign(0, 8, seed=0)
+    with pytest.raises(UsageError, match="99 samples, fewer than one batch of 50 on each of 2"):
+        EpochSampler(99, 50, 0, 2)
+
+
+@pytest.fixture
+def idx_files(project: Path, tmp_path: Path) -> Path:
+    """A folder with four small files in MNIST's format, two plain and two packed."""
+    folder = tmp_path / "idx"
+    folder.mkdir()
+    for part, count in (("train", 6), ("t10k", 3)):
+        images = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (count, 28, 28))
+        labels = b"\0\0\x08\x01" + count.to_bytes(4, "big")
+        pixels = bytes(number % 251 for number in range(count * 784))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(images + pixels)
+        packed = gzip.compress(labels + bytes(range(count)))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(packed)
+    return folder
+
+
+def test_idx_files_are_read_plain_and_packed(project: Path, idx_files: Path) -> None:
+    from demo.mnist import read
+
+    images, labels = read(idx_files, "train")
+    assert images.shape == (6, 28, 28) and labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert images.flatten()[:300].tolist() == [number % 251 for number in range(300)]
+
+
+def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
+    from demo.errors import UsageError
+    from demo.mnist import read
+
+    images = idx_files / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    with pytest.raises(UsageError, match="damaged"):
+        read(idx_files, "train")
+    labels = idx_files / "t10k-labels-idx1-ubyte.gz"
+    labels.write_bytes(labels.read_bytes()[:-9])
+    with pytest.raises(UsageError, match="can't be read"):
+        read(idx_files, "t10k")
+    labels.unlink()
+    with pytest.raises(UsageError, match=r"no t10k-labels-idx1-ubyte\[.gz\]"):
+        read(idx_files, "t10k")
+
+
+@pytest.fixture
+def mirror(idx_files: Path) -> Iterator[str]:
+    """A server on this machine that has the files, all packed."""
+    site = idx_files.with_name("site")
+    site.mkdir()
+    for path in idx_files.iterdir():
+        content = path.read_bytes()
+        packed = content if path.suffix == ".gz" else gzip.compress(content)
+        (site / path.with_suffix(".gz").name).write_bytes(packed)
+    handler = functools.partial(_Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def checksums(idx_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Let the small files be the right ones."""
+    from demo import mnist
+
+    right = {
+        name: hashlib.sha256(mnist.read_idx_bytes(idx_files / name)).hexdigest()
+        for name in mnist.CHECKSUMS
+    }
+    monkeypatch.setattr(mnist, "CHECKSUMS", right)
+    return right
+
+
+def test_download_goes_on_to_the_next_mirror_and_verifies(
+    mirror: str, checksums: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from demo.mnist import download, read
+
+    target = tmp_path / "data"
+    download(target, (f"{mirror}nothing-here/", mirror))
+    assert len(list(target.iterdir())) == 4
+    assert read(target, "train")[0].shape == (6, 28, 28)
+    # Once they are there, no mirror is asked; a damaged one is fetched again.
+    download(target, ())
+    damaged = target / "train-labels-idx1-ubyte.gz"
+    damaged.write_bytes(b"what a broken transfer left")
+    download(target, (mirror,))
+    assert "not the original" in caplog.text
+    assert read(target, "train")[1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_download_leaves_nothing_wrong_behind(
+    mirror: str, checksums: dict[str, str], tmp_path: Path
+) -> None:
+    from demo.errors import UsageError
+    from demo.mnist import download
+
+    checksums["t10k-labels-idx1-ubyte"] = "0" * 64
+    with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte could not be fetched .*checksum"):
+        download(tmp_path / "data", (mirror,))
+    assert not list((tmp_path / "data").glob("t10k-labels*"))
+
+
+def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Path) -> None:
+    from demo.mnist import synthesize
+
+    images, labels = synthesize(50, seed=1)
+    assert images.shape == (50, 28, 28) and set(labels.tolist()) <= set(range(10))
+    assert (images == synthesize(50, seed=1)[0]).all()
+    assert (images != synthesize(50, seed=2)[0]).any()

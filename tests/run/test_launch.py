@@ -1,0 +1,122 @@
+"""The same command serves every launcher, and says which ranks it found."""
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import QUICK, Job, spawn, srun, torchrun
+
+
+def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
+    """srun's tasks, torchrun on one node, and torchrun on each of two nodes: two ranks each."""
+    jobs = [
+        srun(project, tmp_path / "srun", 2).wait(),
+        torchrun(project, tmp_path / "torchrun", 1, 2).wait(),
+        torchrun(project, tmp_path / "torchrun-nodes", 2, 1).wait(),
+    ]
+    summaries = [job.summary for job in jobs]
+    for summary in summaries:
+        assert (summary["world_size"], summary["backend"], summary["device"]) == (2, "gloo", "cpu")
+        assert (summary["global_step"], len(summary["hostnames"])) == (30, 2)
+    assert len({summary["parameters_sha256"] for summary in summaries}) == 1
+
+
+def test_one_process_without_a_launcher(project: Path, tmp_path: Path) -> None:
+    command = ["demo", "train", f"--run-dir={tmp_path / 'run'}", *QUICK]
+    summary = spawn(project, tmp_path / "run", [command], [{}]).wait().summary
+    assert (summary["world_size"], summary["backend"]) == (1, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
+    project: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Slurm signals every process of a step: torchrun itself and the ranks."""
+    job = torchrun(project, tmp_path / "run", 1, 2, "--max-steps=2000", "--log-every=1")
+    job.wait_for_step(5)
+    for process in _family(job):
+        process.send_signal(number)
+    assert job.wait().codes == [75], job.log
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
+
+
+def _family(job: Job) -> list[psutil.Process]:
+    torchrun_process = psutil.Process(job.processes[0].pid)
+    return [torchrun_process, *torchrun_process.children(recursive=True)]
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, ("none", 0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ("torchrun", 3, 4, 1)),
+        # Under srun and torchrun together, Slurm counts nodes.
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+            | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+            ("torchrun", 3, 4, 1),
+        ),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"},
+            ("srun", 5, 8, 1),
+        ),
+        # A step of fewer tasks than the allocation.
+        (
+            {"SLURM_STEP_ID": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+            | {"SLURM_STEP_NUM_TASKS": "2"},
+            ("srun", 1, 2, 1),
+        ),
+        # The batch shell of a job with one task.
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, ("none", 0, 1, 0)),
+    ],
+)
+def test_ranks_are_read_from_the_environment(
+    project: Path, env: dict[str, str], found: tuple[str, int, int, int]
+) -> None:
+    from demo.launcher import Ranks
+
+    ranks = Ranks.from_environment(env)
+    assert (ranks.launcher, ranks.rank, ranks.size, ranks.local_rank) == found
+
+
+@pytest.mark.parametrize(
+    ("env", "hint"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "put srun in front"),
+        # An interactive shell that salloc started is a step, but not one of srun's tasks.
+        ({"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"}, "put srun in front"),
+        ({"WORLD_SIZE": "2"}, "RANK is missing"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is missing"),
+    ],
+)
+def test_misuse_of_a_launcher_is_answered_with_a_hint(
+    project: Path, env: dict[str, str], hint: str
+) -> None:
+    from demo.errors import UsageError
+    from demo.launcher import Ranks
+
+    with pytest.raises(UsageError, match=hint):
+        Ranks.from_environment(env)
+
+
+def test_a_jobs_run_folder_is_found_again(project: Path, tmp_path: Path) -> None:
+    """A requeued job keeps its id; a task of an array has a folder of its own."""
+    names = {
+        "7": {"SLURM_JOB_ID": "7"},
+        "7_3": {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"},
+    }
+    for name, env in names.items():
+        flags = [f"--run-root={tmp_path}", "--experiment=e", *QUICK, "--max-steps=1"]
+        job = spawn(project, tmp_path / "log", [["demo", "train", *flags]], [env]).wait()
+        assert job.codes == [0], job.log
+        assert json.loads((tmp_path / "e" / name / "summary.json").read_text())["global_step"] == 1
+
+
+def test_dry_run_says_what_would_happen_and_writes_nothing(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 2, "--dry-run").wait()
+    assert job.codes == [0, 0], job.log
+    assert "2 rank(s) by srun" in job.log and "64 samples a step" in job.log
+    assert not (tmp_path / "run").exists()

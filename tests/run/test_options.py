@@ -1,0 +1,205 @@
+"""Each setting of the trainer does what it says."""
+
+import fcntl
+import json
+import os
+import pty
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import QUICK, Launch, clean_environment, srun
+
+# A network without batch statistics: then it must not matter how a step's samples are shared out.
+LINEAR_MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import Settings
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.parameters(), lr=settings.lr)
+
+
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+
+
+def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(dim=1) == targets).sum()
+"""
+
+
+@pytest.fixture(scope="module")
+def linear_project(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with a network of its owner's in model.py."""
+    folder = tmp_path_factory.mktemp("linear") / "demo"
+    shutil.copytree(project, folder)
+    (folder / "src" / "demo" / "model.py").write_text(LINEAR_MODEL)
+    return folder
+
+
+def outcome(project: Path, run_dir: Path, ranks: int, *flags: str) -> tuple[float, float]:
+    """Return test loss and last training loss."""
+    job = srun(project, run_dir, ranks, "--log-every=1", *flags).wait()
+    losses = [line["train/loss"] for line in job.metrics() if "train/loss" in line]
+    return job.summary["test_loss"], losses[-1]
+
+
+def test_a_step_is_the_same_however_its_samples_are_shared_out(
+    linear_project: Path, tmp_path: Path
+) -> None:
+    """120 samples a step: by one rank, by ranks, by accumulation, by all of it."""
+    ways = {
+        "whole": (1, "--batch-size=120"),
+        "ranks": (3, "--batch-size=40"),
+        "accumulated": (1, "--batch-size=30", "--accumulate=4"),
+        "both": (2, "--batch-size=20", "--accumulate=3"),
+        "global": (2, "--global-batch-size=120", "--accumulate=2"),
+    }
+    outcomes = [
+        outcome(linear_project, tmp_path / name, ranks, "--max-steps=10", "--lr=0.01", *flags)
+        for name, (ranks, *flags) in ways.items()
+    ]
+    for losses in outcomes[1:]:
+        assert losses == pytest.approx(outcomes[0], rel=1e-4)
+
+
+def test_ranks_with_fewer_samples_count_for_less(linear_project: Path, tmp_path: Path) -> None:
+    """One step over all 15,000 samples, in shards of 1,000: uneven on two ranks, even on one."""
+    outcomes = [
+        outcome(
+            linear_project,
+            tmp_path / f"on-{ranks}",
+            ranks,
+            *("--streaming", "--batch-size=20000", "--warmup=0", "--lr=0.01", "--epochs=2"),
+        )
+        for ranks in (1, 2, 4)
+    ]
+    for losses in outcomes[1:]:
+        assert losses == pytest.approx(outcomes[0], rel=1e-4)
+
+
+def test_an_uneven_stream_neither_hangs_nor_loses_samples(launch: Launch, tmp_path: Path) -> None:
+    """Fifteen shards on two ranks: one of them is done 1,000 samples before the other."""
+    job = launch(2, "--streaming", "--batch-size=100", "--max-steps=1000", "--log-every=1")
+    # Eight shards on one rank make 80 steps; the other has nothing left for the last ten.
+    assert job.summary["global_step"] == 80
+    assert job.summary["test_accuracy"] > 0.5
+
+
+def test_bf16_computes_in_bf16(launch: Launch) -> None:
+    full, mixed = launch(2, name="fp32").summary, launch(2, "--precision=bf16", name="bf16").summary
+    assert mixed["parameters_sha256"] != full["parameters_sha256"]
+    assert mixed["test_loss"] == pytest.approx(full["test_loss"], rel=0.05)
+
+
+def test_clipping_bounds_the_step(launch: Launch) -> None:
+    flags = ("--max-steps=1", "--log-every=1", "--momentum=0", "--weight-decay=0", "--warmup=0")
+    free = launch(2, *flags, "--clip-norm=1e9", name="free")
+    tight = launch(2, *flags, "--clip-norm=1e-9", name="tight")
+    still = launch(2, *flags, "--lr=1e-30", name="still")
+    norms = [job.metrics()[0]["train/gradient_norm"] for job in (free, tight)]
+    assert norms[0] == norms[1] > 0.1, "the norm that is logged is that before clipping"
+    # Without a step to speak of, only batch statistics differ from the start, in both alike.
+    assert tight.summary["test_loss"] == pytest.approx(still.summary["test_loss"], rel=1e-6)
+    assert free.summary["test_loss"] != pytest.approx(still.summary["test_loss"], rel=1e-3)
+
+
+def test_the_learning_rate_of_each_step_is_logged(launch: Launch) -> None:
+    job = launch(
+        2,
+        *("--max-steps=10", "--log-every=1", "--warmup=0.5", "--schedule=linear"),
+        *("--lr-scaling=sqrt", "--lr-reference-batch=16"),
+    )
+    rates = [line["train/lr"] for line in job.metrics() if "train/lr" in line]
+    # 64 samples a step are four times the reference: twice 0.1 at the peak, in the middle.
+    assert max(rates) == pytest.approx(0.2)
+    assert rates.index(max(rates)) in (4, 5)
+    assert rates[-1] < rates[0] < 0.1
+
+
+def test_compile_compiles(project: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    job = srun(
+        project,
+        tmp_path / "run",
+        1,
+        "--compile",
+        "--max-steps=3",
+        TORCHINDUCTOR_CACHE_DIR=str(cache),
+    ).wait()
+    assert job.summary["global_step"] == 3
+    assert list(cache.rglob("*.cpp")), "torch.compile wrote no kernel"
+    # Names in checkpoints are the network's own.
+    state = torch.load(tmp_path / "run" / "checkpoints" / "step-00000003.pt", weights_only=True)
+    assert all(name.startswith("layers.") for name in state["network"])
+
+
+def test_rank_0_logs_or_all_do(launch: Launch) -> None:
+    quiet = launch(2, "--max-steps=2", name="quiet")
+    assert "[rank 0]" in quiet.log and "[rank 1]" not in quiet.log
+    loud = launch(2, "--max-steps=2", "--log-all-ranks", name="loud")
+    assert "[rank 1] run folder" in loud.log
+
+
+def test_a_log_file_has_plain_lines(launch: Launch) -> None:
+    job = launch(1, "--max-steps=20", "--log-every=10")
+    assert "\r" not in job.log and "\x1b" not in job.log
+    assert "step 10  " in job.log and "images_per_second" in job.log
+
+
+def test_a_terminal_has_a_progress_bar(project: Path, tmp_path: Path) -> None:
+    main, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    flags = [*QUICK, f"--run-dir={tmp_path / 'run'}", "--max-steps=20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo", "train", *flags],
+        cwd=project,
+        env=clean_environment(project),
+        stdout=end,
+        stderr=end,
+    )
+    os.close(end)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(main, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(main)
+    assert process.wait() == 0
+    assert b"epoch 1:" in shown and b"step/s" in shown
+
+
+def test_provenance_says_where_the_run_came_from(
+    project: Path, launch: Launch, tmp_path: Path
+) -> None:
+    launch(2, "--max-steps=1", SLURM_JOB_ID="42", SECRET_TOKEN="hush")
+    text = (tmp_path / "run" / "provenance.json").read_text()
+    provenance = json.loads(text)
+    assert provenance["template"]["package_name"] == "demo"
+    assert provenance["template"]["_commit"]
+    assert provenance["packages"]["torch"] and provenance["slurm"]["SLURM_JOB_ID"] == "42"
+    assert provenance["world_size"] == 2 and "git" in provenance
+    assert "hush" not in text
+
+
+def test_each_epoch_is_validated(launch: Launch) -> None:
+    job = launch(2, "--epochs=2", "--max-steps=1000", "--batch-size=250")
+    epochs = [line for line in job.metrics() if "validation/accuracy" in line]
+    assert [line["epoch"] for line in epochs] == [1, 2]
+    assert epochs[1]["validation/loss"] < epochs[0]["validation/loss"]
+    assert epochs[1]["validation/accuracy"] > epochs[0]["validation/accuracy"]

@@ -1,0 +1,189 @@
+"""A run that is stopped goes on where it was, and ends where the uninterrupted one does."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Job, Launch, srun
+
+# Two epochs of 60 steps on two ranks, so that stops fall inside an epoch and behind its end.
+LONG = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=1")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The run that the others are compared with."""
+    return srun(project, tmp_path_factory.mktemp("whole") / "run", 2, *LONG).wait()
+
+
+def learned(job: Job) -> list[dict[str, Any]]:
+    """The logged steps, without what the clock decides."""
+    return [
+        {key: value for key, value in line.items() if "per_second" not in key}
+        for line in job.metrics()
+    ]
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT"])
+def test_a_signal_on_one_rank_stops_all_and_the_next_run_goes_on(
+    project: Path, launch: Launch, tmp_path: Path, uninterrupted: Job, name: str
+) -> None:
+    job = srun(project, tmp_path / "run", 2, *LONG)
+    job.wait_for_step(20)
+    job.processes[1].send_signal(getattr(signal, name))
+    assert job.wait().codes == [75, 75], job.log
+    assert f"by {name}" in job.log and "Traceback" not in job.log
+    stopped_at = len(job.metrics())
+
+    resumed = launch(2, *LONG)
+    assert resumed.summary["resumed_from_step"] == job.metrics()[stopped_at - 1]["step"] >= 20
+    assert resumed.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
+    assert resumed.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
+    # Every step once, with the numbers of the uninterrupted run.
+    assert learned(resumed) == learned(uninterrupted)
+
+
+def test_killed_ranks_go_on_from_the_last_checkpoint(
+    project: Path, launch: Launch, tmp_path: Path, uninterrupted: Job
+) -> None:
+    job = srun(project, tmp_path / "run", 2, *LONG, "--checkpoint-every=7")
+    job.wait_for_step(75)
+    job.kill()
+    resumed = launch(2, *LONG, "--checkpoint-every=7")
+    assert resumed.summary["resumed_from_step"] % 7 == 0 or resumed.summary[
+        "resumed_from_step"
+    ] == len(range(60))
+    assert resumed.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
+    assert [line["step"] for line in resumed.metrics()] == [
+        line["step"] for line in uninterrupted.metrics()
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--streaming",),
+        ("--streaming", "--workers=2"),
+        ("--workers=2",),
+        ("--accumulate=3", "--clip-norm=0.5", "--precision=bf16", "--schedule=cosine"),
+    ],
+    ids=" ".join,
+)
+def test_resume_is_exact_for_every_pipeline(
+    project: Path, launch: Launch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    # The stop falls in the second epoch, whose order differs from the first one's.
+    quick = ("--max-steps=1000", "--epochs=2", "--batch-size=250", "--log-every=1", *flags)
+    whole = launch(2, *quick, name="whole")
+    epoch = whole.summary["global_step"] // 2
+    job = srun(project, tmp_path / "run", 2, *quick)
+    job.wait_for_step(epoch + 2)
+    job.processes[0].send_signal(signal.SIGUSR2)
+    assert job.wait().codes == [75, 75], job.log
+    resumed = launch(2, *quick)
+    assert epoch < resumed.summary["resumed_from_step"] < whole.summary["global_step"]
+    assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    assert learned(resumed) == learned(whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_world_size_goes_on_and_says_that_it_is_not_exact(
+    project: Path, launch: Launch, tmp_path: Path, ranks: int
+) -> None:
+    job = srun(project, tmp_path / "run", 2, *LONG)
+    job.wait_for_step(20)
+    job.processes[0].send_signal(signal.SIGTERM)
+    stopped = job.wait().metrics()[-1]["step"]
+    resumed = launch(ranks, *LONG)
+    summary = resumed.summary
+    assert "not bit for bit" in resumed.log
+    assert (summary["world_size"], summary["resumed_from_step"]) == (ranks, stopped)
+    assert summary["test_accuracy"] > 0.9
+    # The samples that were left, in steps of this world's size, and a whole second epoch.
+    left = (15_000 - stopped * 256) // (ranks * 128)
+    assert summary["global_step"] == stopped + left + 15_000 // (ranks * 128)
+
+
+def test_a_corrupt_checkpoint_is_skipped_with_a_warning(launch: Launch, tmp_path: Path) -> None:
+    flags = ("--checkpoint-every=10", "--keep-checkpoints=9")
+    whole = launch(2, *flags)
+    folder = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in sorted(folder.glob("*.pt"))] == [
+        f"step-{step:08}.pt" for step in (10, 20, 30)
+    ]
+    newest, second = folder / "step-00000030.pt", folder / "step-00000020.pt"
+    os.truncate(newest, newest.stat().st_size // 2)
+    # A single changed byte, deep in a tensor, which torch.load does not notice.
+    content = bytearray(second.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    second.write_bytes(content)
+
+    resumed = launch(2, *flags)
+    assert "skipping the corrupt checkpoint" in resumed.log
+    assert resumed.log.count("skipping") == 2, "rank 0 alone looks"
+    assert resumed.summary["resumed_from_step"] == 10
+    assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+
+
+def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: Path) -> None:
+    from demo.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        assert checkpoints.save({"step": step}, step, best=step == 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best",
+        "latest",
+        *[f"step-{step:08}.pt" for step in (2, 5, 6)],
+    ]
+    assert (tmp_path / "latest").read_text() == "step-00000006.pt"
+    assert (tmp_path / "best").read_text() == "step-00000002.pt"
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import resource
+
+    import torch
+    from demo.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.save({"weights": torch.zeros(10)}, 1)
+    # The kernel refuses to let a file grow, as it does when the disk is full.
+    monkeypatch.setattr(signal, "SIGXFSZ", signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        saved = checkpoints.save({"weights": torch.zeros(100_000)}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not saved
+    assert "a resume would start from step-00000001.pt" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001.pt"]
+    assert checkpoints.newest() == tmp_path / "step-00000001.pt"
+
+
+def test_resume_takes_a_path_or_refuses(launch: Launch, tmp_path: Path) -> None:
+    first = launch(1, "--checkpoint-every=10")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000010.pt"
+    assert first.summary["global_step"] == 30
+
+    # From a file, and from a run folder, into a folder of its own.
+    onward = launch(1, f"--resume={checkpoint}", name="onward")
+    assert onward.summary["resumed_from_step"] == 10
+    assert onward.summary["parameters_sha256"] == first.summary["parameters_sha256"]
+    assert launch(1, f"--resume={tmp_path / 'run'}", name="n").summary["resumed_from_step"] == 30
+    # Its own checkpoints go first once it has some: so a requeued job does not start over.
+    again = launch(1, f"--resume={checkpoint}", name="onward")
+    assert again.summary["resumed_from_step"] == 30
+
+    refused = launch(1, "--resume=never")
+    assert refused.codes == [1]
+    assert "choose another --run-dir, or --resume auto" in refused.log
+    missing = launch(1, "--resume=nowhere", name="missing")
+    assert missing.codes == [1]
+    assert "'nowhere', which is no readable checkpoint" in missing.log

@@ -1,0 +1,136 @@
+"""Settings: defaults < YAML < flags, checked, and saved as they took effect."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import Launch, clean_environment
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    """A file of settings, to be filled."""
+    return tmp_path / "settings.yaml"
+
+
+def test_a_flag_goes_before_the_file_and_the_file_before_the_default(
+    project: Path, yaml_file: Path
+) -> None:
+    from demo.config import Settings, parse
+
+    yaml_file.write_text("epochs: 7\nlr: 1e-2\ntags: [a, b]\n")  # 1e-2 is text in YAML 1.1
+    settings = parse([f"--config={yaml_file}", "--epochs", "9"])
+    assert (settings.epochs, settings.lr, settings.tags) == (9, 0.01, ("a", "b"))
+    assert settings.batch_size == Settings().batch_size
+    assert parse(["--config", str(yaml_file), "--tags", "c"]).tags == ("c",)
+    assert parse([f"--config={yaml_file}", "--compile"]).compile
+
+
+def test_the_projects_own_file_is_the_default(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from demo.config import parse
+
+    monkeypatch.chdir(project)
+    assert parse([]).experiment == "demo"
+    assert parse([]).trackers == ("tensorboard",)
+    monkeypatch.chdir(tmp_path)
+    assert parse([]).experiment == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch: 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
+        ("epochs: many", "epochs is 'many': it should be a valid integer"),
+        ("epochs: 1.5", "epochs is 1.5: it should be a valid integer"),
+        ("epochs: 0", "epochs is 0: it should be greater than or equal to 1"),
+        ("device: gpu", "device is 'gpu': it should be 'auto', 'cpu', 'cuda' or 'mps'"),
+        ("compile: 7", "compile is 7: it should be a valid boolean"),
+        ("tags: 3", "tags is 3: it should be a valid tuple"),
+        ("lr: .nan", "lr is nan"),
+        ("warmup: 1.0", "warmup is 1.0: it should be less than 1"),
+        ("- a\n- b", "must hold lines of 'setting: value'"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_says_what_is_right(
+    project: Path, yaml_file: Path, text: str, message: str
+) -> None:
+    from demo.config import parse
+    from demo.errors import UsageError
+
+    yaml_file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        parse([f"--config={yaml_file}"])
+    assert str(yaml_file) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_effective_settings_are_saved(launch: Launch, yaml_file: Path, tmp_path: Path) -> None:
+    yaml_file.write_text("seed: 3\nglobal_batch_size: 100\n")
+    launch(2, f"--config={yaml_file}", "--seed=4", "--max-steps=1")
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (saved["seed"], saved["batch_size"], saved["momentum"]) == (4, 50, 0.9)
+    # They can be used as they are.
+    again = launch(2, f"--config={tmp_path}/run/config.yaml", "--max-steps=1", name="again")
+    assert again.summary["global_step"] == 1
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["train", "--epochs", "x"]])
+def test_help_and_wrong_flags_answer_without_torch(project: Path, command: list[str]) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['demo', *{command!r}]\n"
+        "try: runpy.run_module('demo', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print('\\nheavy:', {'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=project,
+        env=clean_environment(project),
+        check=True,
+    )
+    assert done.stdout.endswith("heavy: set()\n"), done.stdout
+
+
+def test_help_lists_every_flag_of_the_surface(project: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "train", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=project,
+        env={**clean_environment(project), "COLUMNS": "200"},
+        check=True,
+    )
+    flags = set(re.findall(r"--[a-z][a-z-]+", done.stdout))
+    surface = (
+        "config epochs max-steps batch-size test-batch-size lr seed device backend dataset "
+        "data-dir run-dir resume checkpoint-every dry-run trackers experiment tags"
+    )
+    assert {f"--{name}" for name in surface.split()} <= flags
+
+
+def test_learning_rate_follows_its_schedule_and_scaling(project: Path) -> None:
+    from demo.config import Settings
+    from demo.schedule import lr_factor, peak_lr
+
+    settings = Settings(warmup=0.25, schedule="linear")
+    factors = [lr_factor(settings, progress) for progress in (0, 0.125, 0.25, 0.625, 1.0)]
+    assert factors == pytest.approx([0.04, 0.52, 1.0, 0.5, 0.0])
+    cosine = Settings(warmup=0.0, schedule="cosine")
+    assert [lr_factor(cosine, p) for p in (0, 0.5, 1)] == pytest.approx([1.0, 0.5, 0.0])
+    constant = Settings(warmup=0.1, schedule="constant")
+    assert [lr_factor(constant, p) for p in (0.1, 0.5, 1)] == [1.0, 1.0, 1.0]
+
+    for scaling, peak in (("none", 0.2), ("linear", 0.8), ("sqrt", 0.4)):
+        settings = Settings(lr=0.2, lr_scaling=scaling, lr_reference_batch=64)
+        assert peak_lr(settings, 256) == pytest.approx(peak)
