@@ -63,6 +63,13 @@ def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:
         assert message in job.log and "Traceback" not in job.log
 
 
+def test_a_loss_that_is_no_number_ends_the_run(launch: Launch) -> None:
+    job = launch(2, "--lr=1e30", "--warmup=0", "--log-every=10")
+    assert job.codes == [1, 1]
+    assert "the training loss is nan at step 10: lower lr" in job.log
+    assert "Traceback" not in job.log
+
+
 def test_a_checkpoint_of_another_network(project: Path, launch: Launch, tmp_path: Path) -> None:
     import torch
 

@@ -27,15 +27,18 @@ def learned(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("name", "rank"), [("SIGUSR1", 1), ("SIGUSR2", 0), ("SIGTERM", 1), ("SIGINT", 0)]
+)
 def test_a_signal_on_one_rank_stops_all_and_the_next_run_goes_on(
-    project: Path, launch: Launch, tmp_path: Path, uninterrupted: Job, name: str
+    project: Path, launch: Launch, tmp_path: Path, uninterrupted: Job, name: str, rank: int
 ) -> None:
     job = srun(project, tmp_path / "run", 2, *LONG)
     job.wait_for_step(20)
-    job.processes[1].send_signal(getattr(signal, name))
+    job.processes[rank].send_signal(getattr(signal, name))
     assert job.wait().codes == [75, 75], job.log
-    assert f"by {name}" in job.log and "Traceback" not in job.log
+    assert f"by {'a signal to another rank' if rank else name}" in job.log
+    assert "Traceback" not in job.log
     stopped_at = len(job.metrics())
 
     resumed = launch(2, *LONG)

@@ -5,7 +5,9 @@ mistyped flag answer at once.
 """
 
 import logging
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
@@ -79,8 +81,15 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         sys.exit(available[name](argv))
-    except UsageError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        if isinstance(error, UsageError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
+        os._exit(1)
 
 
 if __name__ == "__main__":

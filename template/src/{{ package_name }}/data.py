@@ -77,7 +77,7 @@ def load(settings: Settings) -> Datasets:
     """
     if settings.dataset == "synthetic":
         images, labels = mnist.synthesize(20_000, seed=1)
-        test = Digits(*mnist.synthesize(4_000, seed=2))
+        test = Digits(*mnist.synthesize(4_001, seed=2))
     else:
         folder = Path(settings.data_dir)
         images, labels = mnist.read(folder, "train")

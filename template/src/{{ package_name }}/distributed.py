@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,9 +17,13 @@ from .errors import UsageError
 from .launcher import Ranks, meeting_point
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """The ranks that train together, seen from one of them."""
+    """The ranks that train together, seen from one of them.
+
+    Gradients travel through the default process group. What ranks tell each other besides goes
+    through `control`, a group of its own, over Gloo and between CPUs: no GPU waits for it.
+    """
 
     rank: int
     size: int
@@ -28,6 +32,7 @@ class World:
     device: torch.device
     backend: str | None
     hostnames: tuple[str, ...]
+    control: dist.ProcessGroup | None
 
     @property
     def is_main(self) -> bool:
@@ -38,31 +43,57 @@ class World:
         """Return the sums of the values over all ranks, the same numbers on each."""
         if self.size == 1:
             return values
-        # On the CPU and in float64: counts stay exact, and no GPU has to wait.
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor)
+        tensor = torch.tensor(values, dtype=torch.float64)  # in which counts stay exact
+        dist.all_reduce(tensor, group=self.control)
         return tensor.tolist()
 
     def vote(self, stop: bool, samples: int) -> "Vote":
         """Start to tell the others whether this rank must stop, and its samples for a step."""
         tally = torch.tensor([stop, samples], dtype=torch.int64)
-        return Vote(tally, dist.all_reduce(tally, async_op=True) if self.size > 1 else None)
+        if self.size == 1:
+            return Vote(tally, None)
+        return Vote(tally, dist.all_reduce(tally, group=self.control, async_op=True))
 
     def share(self, value: Any) -> Any:  # noqa: ANN401 - whatever can be pickled
         """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, device=torch.device("cpu"))
+        dist.broadcast_object_list(values, group=self.control)
         return values[0]
+
+    def on_main(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
+        """Call a function on rank 0 and return on every rank what it returned.
+
+        Raises:
+            UsageError: on every rank, where the function raised it; so no rank waits for one that
+                has left.
+        """
+        result = None
+        if self.is_main:
+            try:
+                result = function()
+            except UsageError as error:
+                result = error
+        result = self.share(result)
+        if isinstance(result, UsageError):
+            raise result
+        return result
+
+    def leave(self) -> None:
+        """Part from the other ranks, when all have come here."""
+        if self.size > 1:
+            # Rank 0 may still have been writing, and the launcher ends all once one has left.
+            dist.barrier(self.control)
+            # Gloo's threads drop tensors that Python made, and abort the process if they do so
+            # while the interpreter shuts down. They are joined with the last reference.
+            self.control = None
+            dist.destroy_process_group()
 
 
 @dataclass
 class Vote:
-    """An exchange between all ranks that goes on while a step is computed.
-
-    It travels over Gloo, between CPUs, also where gradients go over NCCL: no GPU waits for it.
-    """
+    """An exchange between all ranks that goes on while a step is computed."""
 
     tally: torch.Tensor
     work: dist.Work | None
@@ -95,12 +126,12 @@ def joined(settings: Settings) -> Iterator[World]:
     device = choose_device(settings.device, ranks)
     backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
     hostnames: list[str | None] = [socket.gethostname()]
+    control = None
     if backend:
         address = meeting_point(os.environ)
         try:
             dist.init_process_group(
-                # Gloo beside NCCL: small facts travel between CPUs without stopping the GPUs.
-                "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+                backend,
                 init_method="env://",
                 rank=ranks.rank,
                 world_size=ranks.size,
@@ -113,9 +144,10 @@ def joined(settings: Settings) -> Iterator[World]:
                 f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
                 "MASTER_ADDR out of reach?)"
             ) from None
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
         hostnames = [None] * ranks.size
-        dist.all_gather_object(hostnames, socket.gethostname())
-    yield World(
+        dist.all_gather_object(hostnames, socket.gethostname(), group=control)
+    world = World(
         ranks.rank,
         ranks.size,
         ranks.local_rank,
@@ -123,13 +155,11 @@ def joined(settings: Settings) -> Iterator[World]:
         device,
         backend,
         tuple(str(name) for name in hostnames),
+        control,
     )
-    if backend:
-        # Rank 0 may still have been writing, and the launcher ends all once one has left. And the
-        # wait lets Gloo's threads drop their last tensors: one that did so while the interpreter
-        # shuts down would abort the process.
-        dist.barrier()
-        dist.destroy_process_group()
+    del control  # `world` alone holds it, and lets go of it
+    yield world
+    world.leave()
 
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:

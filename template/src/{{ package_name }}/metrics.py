@@ -33,6 +33,10 @@ class Meter:
         self.samples += samples
         self.steps += 1
 
+    def skip(self, seconds: float) -> None:
+        """Leave out time that was not spent on training."""
+        self.since += seconds
+
     def read(self, world: World) -> dict[str, float]:
         """Return the means over all ranks and begin anew; every rank must call this."""
         loss, norm, samples, steps = self.total(world)

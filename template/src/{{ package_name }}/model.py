@@ -1,8 +1,10 @@
-"""The network, its loss and its score. This file is yours: put your own in its place."""
+"""The network, its optimizer, its loss and its score. This file is yours: put in your own."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .config import Settings
 
 
 class Network(nn.Module):
@@ -42,6 +44,17 @@ def convolution(inputs: int, outputs: int) -> nn.Module:
 def build() -> nn.Module:
     """Return the network to train."""
     return Network()
+
+
+def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """Return the optimizer; schedule.py sets the learning rate of all its groups at each step."""
+    return torch.optim.SGD(
+        network.parameters(),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.momentum > 0,
+        weight_decay=settings.weight_decay,
+    )
 
 
 def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:

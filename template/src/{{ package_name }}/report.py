@@ -65,9 +65,21 @@ class Report:
     ) -> None:
         self.active = world.is_main
         self.run_ids = dict(run_ids)
-        if not self.active:
-            return
         self.folder = Path(str(settings.run_dir))
+        world.on_main(lambda: self._open(settings, world, resume_step))
+        if self.active:
+            run = Run(
+                directory=self.folder,
+                name=f"{settings.experiment}/{self.folder.name}",
+                experiment=settings.experiment,
+                settings=settings.as_dict(),
+                tags=settings.tags,
+                resume_step=resume_step,
+            )
+            self.trackers = Trackers(trackers, run, run_ids)
+            self.run_ids = self.trackers.run_ids
+
+    def _open(self, settings: Settings, world: World, resume_step: int) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
@@ -78,16 +90,6 @@ class Report:
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
                 "with --run-dir or --run-root"
             ) from None
-        run = Run(
-            directory=self.folder,
-            name=f"{settings.experiment}/{self.folder.name}",
-            experiment=settings.experiment,
-            settings=settings.as_dict(),
-            tags=settings.tags,
-            resume_step=resume_step,
-        )
-        self.trackers = Trackers(trackers, run, run_ids)
-        self.run_ids = self.trackers.run_ids
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
         """Return a bar over the steps of an epoch: shown on a terminal, silent in a log file."""

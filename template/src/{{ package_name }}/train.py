@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -80,13 +81,7 @@ class Trainer:
 
         torch.manual_seed(settings.seed)
         self.network = model.build().to(world.device)
-        self.optimizer = torch.optim.SGD(
-            self.network.parameters(),
-            lr=settings.lr,
-            momentum=settings.momentum,
-            nesterov=settings.momentum > 0,
-            weight_decay=settings.weight_decay,
-        )
+        self.optimizer = model.build_optimizer(self.network, settings)
         self.meter = Meter(world.device)
         self.run_dir = Path(str(settings.run_dir))
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
@@ -141,7 +136,7 @@ class Trainer:
         self.trained_seconds += time.perf_counter() - began
         if stopping:
             self._save()
-            log.warning(
+            log.info(
                 "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
                 self.step,
                 self.stop.received or "a signal to another rank",
@@ -205,6 +200,7 @@ class Trainer:
 
     def _end_epoch(self, whole: bool) -> None:
         """Evaluate on the validation set and save; `whole` unless max_steps cut the epoch short."""
+        began = time.perf_counter()
         loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
         best = accuracy > self.best_accuracy
         self.best_accuracy = max(accuracy, self.best_accuracy)
@@ -215,9 +211,16 @@ class Trainer:
             {"epoch": self.epoch, "validation/loss": loss, "validation/accuracy": accuracy},
         )
         self._save(best)
+        self.meter.skip(time.perf_counter() - began)
 
     def _log_step(self) -> None:
         readings = self.meter.read(self.world)
+        loss = readings["train/loss"]
+        if not math.isfinite(loss):
+            raise UsageError(
+                f"the training loss is {loss} at step {self.step}: lower lr, lengthen warmup, "
+                f"or set clip_norm; checkpoints are in {self.checkpoints.folder}"
+            )
         self.report.metrics(self.step, {"train/lr": self.learning_rate(), **readings})
 
     def _summarize(self) -> None:
@@ -331,9 +334,7 @@ class Trainer:
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
         # Rank 0 looks, so that all ranks take the same one.
-        found = self.world.share(self._find() if self.world.is_main else None)
-        if isinstance(found, UsageError):
-            raise found
+        found = self.world.on_main(lambda: checkpoint.find(self.settings.resume, self.run_dir))
         if found is None:
             return
         state = checkpoint.load(found)
@@ -353,6 +354,8 @@ class Trainer:
         if found.is_relative_to(self.run_dir):
             self.run_ids = state["run_ids"]
         log.info("resuming from %s: step %d, epoch %d", found, self.step, self.epoch + 1)
+        if not self.world.is_main:
+            return
         if state["world_size"] != self.world.size:
             log.warning(
                 "the checkpoint is of %d rank(s), this run has %d: it goes on with the samples "
@@ -364,12 +367,6 @@ class Trainer:
         for name, value in self.settings.as_dict().items():
             if name not in ("run_dir", "resume") and before.get(name) != value:
                 log.warning("%s was %s at the checkpoint, now %s", name, before.get(name), value)
-
-    def _find(self) -> Path | UsageError | None:
-        try:
-            return checkpoint.find(self.settings.resume, self.run_dir)
-        except UsageError as error:
-            return error
 
 
 def parameters_sha256(network: nn.Module) -> str:

@@ -1,0 +1,200 @@
+"""Bad answers are refused with one clear message; odd but good ones arrive as they were given."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from renderer import Renderer, tomllib
+
+INJECTIONS = [
+    "a\nb",
+    "a b\n#SBATCH --uid=0",
+    'a"b',
+    "a'b",
+    "a`id`",
+    "$(id)",
+    "${HOME}",
+    "a;id",
+    "a&&id",
+    "a\\b",
+    "a\0b",
+    "{{ 7 * 7 }}",
+    "{% raw %}",
+    " a",
+    "a ",
+    "-a",
+]
+# Questions whose answers reach #SBATCH lines or the shell as they are.
+RAW = ("partition", "cpu_partition", "account", "qos", "reservation", "gpu_type", "mail_user")
+
+BAD: dict[str, list[Any]] = {
+    **{name: INJECTIONS for name in RAW},
+    "constraint": [*(text for text in INJECTIONS if text != "a&&id"), "a|b c", 'a"|"b'],
+    "package_name": [
+        *INJECTIONS,
+        *["", "1a", "Demo", "a-b", "class", "torch", "wandb", "aim", "mlflow", "tensorboard"],
+        *["json", "logging", "numpy", "yaml", "tests", "src", "ä", "a" * 41, "_a", "a__b", "a.b"],
+    ],
+    "time_limit": [
+        *["", "0", "0:00", "00:00:00", "1h", "12:60:00", "1-24", "1-1:60", "a", "-5", "1:2:3:4"],
+        *["12:00:00\n", "1 day", "1.5", "0-0"],
+    ],
+    "memory": ["64GB", "64 G", "-1", "G", "1.5G", "64G\n", "$(id)", "01G"],
+    "gpu_type": [*INJECTIONS, "gpu:a100", "a100:4", "4"],
+    "nodes": [0, 1, -3, "two", 2.5, 5000, "", True],
+    "gpus_per_node": [0, 17, "a100:4", 1.5],
+    "cpus_per_task": [0, 257, "x"],
+    "signal_lead_seconds": [0, 10, 4000, "x", 3600],
+    "mail_user": [*INJECTIONS, "ada", "ada@", "@example.org", "a@b@c", "a@b,c@d"],
+    "author_email": ["ada", "a b@example.org", 'a"@example.org'],
+    "launch_modes": [[], "cpu", ["gpu"], ["cpu", "tpu"], {"cpu": 1}],
+    "trackers": ["tensorboard", ["comet"]],
+    "monitoring_servers": [["wandb"], ["aim"]],
+    "modules": ["cuda 12", "cuda/12;id", "$(id)", "a\n\n$(id)", "'a'", "-a", ["cuda"]],
+    "shared_root": ["runs", "~/runs", "$HOME/runs", "/a b", "/a/../b", "/a/", "/a;b", "/", "/a\n"],
+    "container_base_image": ["", "docker://python", "a b", "$(id)", "python:3.12\n"],
+    "project_name": ["", "a\nb", "a\tb", " a", "!!!", "x" * 121, "a\x1bb"],
+    "description": ["a\nb", "x" * 121, " a"],
+    "author_name": ["", "a\nb"],
+    "launcher": ["mpirun", ""],
+    "environment": ["poetry"],
+    "license": ["GPL"],
+    "sweep": ["ray"],
+    "ci": ["jenkins"],
+    "setup": ["medium"],
+    "requeue": ["maybe"],
+}
+# What makes a question asked at all.
+PARENTS: dict[str, dict[str, Any]] = {
+    "container_base_image": {"container": "apptainer"},
+}
+CASES = [(name, value) for name, values in BAD.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), CASES, ids=[f"{n}-{v!r}"[:60] for n, v in CASES])
+def test_a_bad_answer_is_refused(render: Renderer, name: str, value: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError) as caught:
+        render({"setup": "full", **PARENTS.get(name, {}), name: value})
+    message = str(caught.value)
+    assert name in message
+    # After the head that Copier puts before it: one line, with something to go by.
+    said = message.split(":", 1)[-1].strip()
+    assert len(said) > 10 and len(message.splitlines()) <= 2, message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("package_name", "torch"),
+        ("time_limit", "1h"),
+        ("launch_modes", "[]"),
+        ("partition", "gpu; id"),
+        ("mail_user", "ada"),
+        ("nodes", "one"),
+    ],
+)
+def test_the_command_line_refuses_it_and_writes_nothing(
+    template: Path, tool: dict[str, str], tmp_path: Path, name: str, value: str
+) -> None:
+    project = tmp_path / "project"
+    done = subprocess.run(
+        [tool["copier"], "copy", "--defaults", f"--data={name}={value}", template, project],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert name in done.stderr
+    assert not project.exists()
+
+
+@pytest.mark.parametrize("time_limit", ["90", "90:30", "12:00:00", "1-0", "2-12", "2-12:30"])
+@pytest.mark.parametrize("more", [{}, {"launcher": "torchrun"}])
+def test_walltimes_arrive(render: Renderer, time_limit: str, more: dict[str, str]) -> None:
+    files = render({"time_limit": time_limit, **more})
+    assert f"#SBATCH --time={time_limit}\n" in files["slurm/train_cpu.sbatch"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "O'Neil & Søns",
+        'say "hi"',
+        "back\\slash",
+        "{{ 7*7 }}",
+        "{% if %}",
+        "$(id) `id`",
+        "# 日本語 🙂",
+    ],
+)
+def test_free_text_arrives_unchanged(render: Renderer, text: str) -> None:
+    files = render({"project_name": f"x{text}", "description": text, "author_name": f"x{text}"})
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert project["description"] == text
+    assert project["authors"][0]["name"] == f"x{text}"
+    assert files["README.md"].startswith(f"# x{text}\n")
+    assert f"x{text}" in files["LICENSE"]
+    saved = yaml.safe_load(files[".copier-answers.yml"])
+    assert (saved["project_name"], saved["description"]) == (f"x{text}", text)
+    for path, content in files.items():
+        if path.endswith(".sbatch"):
+            assert text not in content, "free text has no place in a script"
+
+
+def test_directives_follow_their_answers(render: Renderer) -> None:
+    files = render(
+        {
+            "setup": "full",
+            "partition": "gpu",
+            "cpu_partition": "cpu",
+            "account": "proj-1",
+            "qos": "high",
+            "constraint": "a100|h100",
+            "reservation": "course",
+            "exclusive": True,
+            "mail_user": "ada@example.org",
+            "mail_type": ["FAIL"],
+            "memory": "8G",
+            "memory_scope": "cpu",
+            "gpu_type": "a100",
+            "gpus_per_node": 2,
+            "gpu_request": "gpus_per_node",
+            "nodes": 3,
+            "requeue": False,
+            "signal_lead_seconds": 90,
+            "modules": "python/3.12\ncuda/12.4\nnccl",
+        }
+    )
+    multi, cpu = files["slurm/train_multi_node.sbatch"], files["slurm/train_cpu.sbatch"]
+    for line in (
+        "--partition=gpu",
+        "--account=proj-1",
+        "--qos=high",
+        '--constraint="a100|h100"',
+        "--reservation=course",
+        "--exclusive",
+        "--mail-user=ada@example.org",
+        "--mail-type=FAIL",
+        "--mem-per-cpu=8G",
+        "--gpus-per-node=a100:2",
+        "--ntasks-per-node=2",
+        "--nodes=3",
+        "--no-requeue",
+        "--signal=USR2@90",
+    ):
+        assert f"#SBATCH {line}\n" in multi
+    assert "scontrol requeue" not in multi
+    for name in ("python/3.12", "cuda/12.4", "nccl"):
+        assert f"module load {name} " in multi
+    # The CPU script asks for no GPU and loads nothing that is for one.
+    assert "#SBATCH --partition=cpu\n" in cpu
+    assert "module load python/3.12 " in cpu
+    lines = cpu.splitlines()
+    assert not [line for line in lines if line.startswith("#SBATCH") and "gpu" in line.lower()]
+    assert "module load cuda" not in cpu and "module load nccl" not in cpu
+
+
+def test_an_answer_to_no_question_is_refused_by_the_test_helper(render: Renderer) -> None:
+    with pytest.raises(KeyError, match="partitoin"):
+        render({"partitoin": "gpu"})

@@ -1,0 +1,105 @@
+"""The fast renderer does what Copier does, and plain Copier asks for no trust."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from renderer import QUESTIONNAIRE, Renderer, read
+from variants import SAMPLES, TRACKERS, settle
+
+FULL = settle(
+    {
+        **{name: values[0] for name, values in SAMPLES.items()},
+        **{name: values[-1] for name, values in SAMPLES.items() if name != "launch_modes"},
+        "setup": "full",
+        "trackers": list(TRACKERS),
+        "monitoring_servers": ["tensorboard", "aim", "mlflow"],
+        "memory_scope": "node",
+    }
+)
+
+
+def copy(tool: dict[str, str], source: Path, project: Path, **answers: object) -> None:
+    """Run `copier copy` as a user would, with answers from the command line and no trust."""
+    data = [f"--data={name}={_as_text(value)}" for name, value in answers.items()]
+    subprocess.run(
+        [tool["copier"], "copy", "--defaults", "--quiet", *data, str(source), str(project)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        FULL,
+        {"launch_modes": ["cpu"], "trackers": [], "comm_check": False, "license": "none"},
+        {"container": "apptainer", "launcher": "torchrun", "sweep": "wandb", "ci": "github"},
+    ],
+    ids=["default", "full", "least", "apptainer"],
+)
+def test_the_fast_renderer_equals_stock_copier(
+    render: Renderer,
+    template: Path,
+    tool: dict[str, str],
+    tmp_path: Path,
+    answers: dict[str, Any],
+) -> None:
+    copy(tool, template, tmp_path / "project", **answers)
+    assert read(tmp_path / "project") == render(answers)
+
+
+def test_a_tagged_repository_is_copied_without_trust(
+    template: Path, tool: dict[str, str], tmp_path: Path
+) -> None:
+    """As most people will: from a repository, at its newest release."""
+    shutil.copytree(template, tmp_path / "repository")
+    git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "-qm", "All"], ["tag", "v1.2.3"]):
+        subprocess.run([*git, *command], cwd=tmp_path / "repository", check=True)
+    copy(tool, tmp_path / "repository", tmp_path / "project", **FULL)
+    answers = yaml.safe_load((tmp_path / "project" / ".copier-answers.yml").read_text())
+    assert answers["_commit"] == "v1.2.3"
+
+
+def test_nothing_can_run_at_copy() -> None:
+    assert not {"_tasks", "_jinja_extensions"} & set(QUESTIONNAIRE)
+
+
+def test_pytest_copie_renders_it_too(copie: Any) -> None:  # noqa: ANN401 - the plugin's
+    result = copie.copy(extra_answers={"package_name": "demo"})
+    assert result.exit_code == 0 and result.exception is None
+    assert (result.project_dir / "src" / "demo" / "train.py").is_file()
+
+
+@pytest.mark.parametrize("modes", [["cpu"], ["multi_node"]])
+@pytest.mark.parametrize("container", ["none", "apptainer"])
+def test_the_message_after_copy_names_commands_that_exist(
+    template: Path, tool: dict[str, str], tmp_path: Path, modes: list[str], container: str
+) -> None:
+    data = [f"--data=launch_modes={json.dumps(modes)}", f"--data=container={container}"]
+    project = tmp_path / "my project"
+    done = subprocess.run(
+        [tool["copier"], "copy", "--defaults", *data, str(template), str(project)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    lines = done.stderr.splitlines()
+    commands = [line.strip() for line in lines if line.startswith("    ")][-3:]
+    assert commands[0] == f"cd '{project}'"
+    target = commands[1].removeprefix("make ")
+    assert f"\n{target}:" in (project / "Makefile").read_text()
+    assert commands[2].startswith("sbatch ")
+    assert (project / commands[2].split()[1]).is_file()

@@ -1,0 +1,129 @@
+"""Every variant is rendered: the right files, whole, parsable, and as if written by hand."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+from renderer import Renderer, tomllib
+from variants import (
+    Answers,
+    expected_dependencies,
+    expected_files,
+    launch_variants,
+    pairwise_variants,
+    tracking_variants,
+    unsampled,
+)
+
+# What Jinja or a hand in a hurry leaves behind. Apptainer's and GitHub's own braces may stay.
+LEFTOVERS = re.compile(r"\{%|%\}|\{=#|#=\}|\{\{|\}\}|[ \t]+$|\n\n\n\n|\Z(?<!\n)", re.MULTILINE)
+OWN_BRACES = re.compile(r"\$\{\{ [\w.]+ \}\}|\{\{ (?:BOOTSTRAP|BASE|PYTHON|TORCH) \}\}")
+
+MATRICES = {
+    "launch": launch_variants,
+    "tracking": tracking_variants,
+    "pairwise": pairwise_variants,
+}
+
+
+def test_every_question_has_samples() -> None:
+    assert not unsampled()
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_variants(
+    render: Renderer,
+    tool: dict[str, str],
+    tmp_path: Path,
+    matrix: str,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    distinct: dict[str, tuple[str, str]] = {}
+    count = 0
+    for answers in MATRICES[matrix]():
+        files = render(answers)
+        check(answers, files)
+        for path, text in files.items():
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            distinct.setdefault(digest, (path, text))
+        count += 1
+    lint(distinct.values(), tool, tmp_path)
+    with capsys.disabled():
+        print(f"\n{matrix}: {count} variants, {len(distinct)} distinct files")
+
+
+def check(answers: Answers, files: dict[str, str]) -> None:
+    """Check one project."""
+    assert set(files) == expected_files(answers), answers
+    for path, text in files.items():
+        if path.endswith(".gitkeep"):
+            continue
+        found = LEFTOVERS.search(OWN_BRACES.sub("", text))
+        context = text[max(0, found.start() - 80) : found.end() + 80] if found else ""
+        assert not found or path.endswith(".py"), (answers, path, context)
+        if path.endswith((".yml", ".yaml")):
+            yaml.safe_load(text)
+    saved = yaml.safe_load(files[".copier-answers.yml"])
+    for name, value in answers.items():
+        assert saved[name] == value, (name, answers)
+
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    names = {re.match(r"[A-Za-z0-9-]+", each).group() for each in project["dependencies"]}
+    assert names == expected_dependencies(answers), answers
+    if "description" in answers:
+        assert project["description"] == answers["description"]
+    if "author_name" in answers:
+        assert project["authors"][0]["name"] == answers["author_name"]
+    if "project_name" in answers:
+        assert files["README.md"].startswith(f"# {answers['project_name']}\n")
+    assert yaml.safe_load(files["configs/train.yaml"])["trackers"] == answers.get(
+        "trackers", ["tensorboard"]
+    )
+
+
+def lint(files: Iterable[tuple[str, str]], tool: dict[str, str], folder: Path) -> None:
+    """Run the shell's, shellcheck's, ruff's and Python's checks once over all distinct files."""
+    scripts, modules = [], []
+    for number, (path, text) in enumerate(files):
+        kind = {".sbatch": scripts, ".py": modules}.get(Path(path).suffix)
+        if kind is None:
+            continue
+        target = folder / f"{number}" / path
+        target.parent.mkdir(parents=True)
+        target.write_text(text)
+        kind.append(str(target))
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True)
+    run([tool["shellcheck"], *scripts])
+    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    run([tool["ruff"], "check", *config, *modules])
+    run([tool["ruff"], "format", "--check", *config, *modules])
+    run([sys.executable, "-m", "py_compile", *modules])
+
+
+def run(command: list[str]) -> None:
+    """Run a command, and show what it says if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.parametrize("environment", ["venv", "conda"])
+def test_a_project_passes_its_own_linter(
+    render: Renderer, tool: dict[str, str], tmp_path: Path, environment: str
+) -> None:
+    """As `make lint` runs it, README and all."""
+    answers = {"trackers": ["tensorboard", "wandb", "aim", "mlflow"], "environment": environment}
+    for path, text in render({**answers, "sweep": "optuna", "launcher": "torchrun"}).items():
+        target = tmp_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [tool["ruff"], *command, "."], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout

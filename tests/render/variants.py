@@ -1,0 +1,207 @@
+"""What a project must hold for its answers: written down a second time, without the template."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from renderer import QUESTIONS
+
+Answers = dict[str, Any]
+
+MODES = ("cpu", "single_node", "multi_node")
+TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
+SERVERS = ("tensorboard", "aim", "mlflow")
+
+# A few values of each question, the odd ones among them. A question that is not here fails a test.
+SAMPLES: dict[str, list[Any]] = {
+    "setup": ["full", "quick"],
+    "project_name": ["MNIST DDP", 'Ada\'s "net" – 100 % Ünïcode'],
+    "package_name": ["demo", "x2"],
+    "description": ["Trains.", "", 'A "quoted" \\ sentence: {with} #signs & más'],
+    "author_name": ["Ada Lovelace", 'O\'Neil, "Zoë"'],
+    "author_email": ["", "ada@example.org"],
+    "license": ["MIT", "BSD-3-Clause", "Apache-2.0", "none"],
+    "launch_modes": [list(MODES), ["cpu"], ["single_node"], ["cpu", "multi_node"]],
+    "launcher": ["srun", "torchrun"],
+    "nodes": [2, 16],
+    "gpus_per_node": [4, 1],
+    "gpu_type": ["", "a100"],
+    "gpu_request": ["gres", "gpus_per_node"],
+    "cpus_per_task": [4, 1],
+    "memory": ["", "64G"],
+    "memory_scope": ["node", "cpu", "gpu"],
+    "time_limit": ["01:00:00", "90", "2-12", "UNLIMITED"],
+    "partition": ["", "gpu_short"],
+    "cpu_partition": ["", "cpu"],
+    "account": ["", "proj-0042"],
+    "qos": ["", "normal"],
+    "constraint": ["", "a100|h100", "[rack1*2&rack2*2]"],
+    "reservation": ["", "course-2"],
+    "exclusive": [False, True],
+    "mail_user": ["", "ada@example.org"],
+    "mail_type": [["END", "FAIL"], ["ALL"]],
+    "requeue": [True, False],
+    "signal_lead_seconds": [120, 300],
+    "environment": ["venv", "uv", "conda"],
+    "modules": ["", "python/3.12\ncuda/12.4\nnccl"],
+    "module_purge": [True, False],
+    "container": ["none", "apptainer"],
+    "container_base_image": ["python:3.12-slim"],
+    "trackers": [["tensorboard"], [], list(TRACKERS), ["wandb", "aim"], ["mlflow"]],
+    "shared_root": ["", "/scratch/ada"],
+    "monitoring_servers": [[], ["tensorboard"]],
+    "sweep": ["none", "optuna", "wandb"],
+    "comm_check": [True, False],
+    "ci": ["none", "github", "gitlab"],
+}
+
+
+def subsets(names: tuple[str, ...], least: int = 0) -> list[list[str]]:
+    """Return all subsets of some names, in their order."""
+    return [
+        list(chosen)
+        for size in range(least, len(names) + 1)
+        for chosen in itertools.combinations(names, size)
+    ]
+
+
+def launch_variants() -> Iterator[Answers]:
+    """Every combination of launch modes, launcher, container and environment."""
+    for modes, launcher, container, environment in itertools.product(
+        subsets(MODES, least=1),
+        ("srun", "torchrun"),
+        ("none", "apptainer"),
+        ("venv", "uv", "conda"),
+    ):
+        yield {
+            "launch_modes": modes,
+            "launcher": launcher,
+            "container": container,
+            "environment": environment,
+        }
+
+
+def tracking_variants() -> Iterator[Answers]:
+    """Every combination of trackers, their servers, and sweep."""
+    for trackers, sweep in itertools.product(subsets(TRACKERS), ("none", "optuna", "wandb")):
+        for servers in subsets(tuple(name for name in SERVERS if name in trackers)):
+            yield {"trackers": trackers, "sweep": sweep, "monitoring_servers": servers}
+
+
+def settle(answers: Mapping[str, Any]) -> Answers:
+    """Return answers that fit each other: leave out those that are not asked for."""
+    kept = dict(answers)
+    for name, parent in (
+        ("memory_scope", "memory"),
+        ("mail_type", "mail_user"),
+        ("module_purge", "modules"),
+    ):
+        if not kept[parent]:
+            del kept[name]
+    if kept["launch_modes"] == ["cpu"] and kept.get("memory_scope") == "gpu":
+        del kept["memory_scope"]
+    if kept["container"] == "none":
+        del kept["container_base_image"]
+    kept["monitoring_servers"] = [s for s in kept["monitoring_servers"] if s in kept["trackers"]]
+    return kept
+
+
+def pairwise_variants() -> list[Answers]:
+    """Answers in which every two values of two questions meet at least once."""
+    from allpairspy import AllPairs
+
+    names = list(SAMPLES)
+    rows = AllPairs([list(range(len(SAMPLES[name]))) for name in names])
+    return [
+        settle({name: SAMPLES[name][at] for name, at in zip(names, row, strict=True)})
+        for row in rows
+    ]
+
+
+def complete(answers: Mapping[str, Any]) -> Answers:
+    """Return the answers with the defaults that the expectations below depend on."""
+    defaults = {
+        "launch_modes": list(MODES),
+        "launcher": "srun",
+        "license": "MIT",
+        "container": "none",
+        "environment": "venv",
+        "trackers": ["tensorboard"],
+        "monitoring_servers": [],
+        "sweep": "none",
+        "comm_check": True,
+        "ci": "none",
+        "package_name": "mnist_ddp",
+    }
+    return {**defaults, **answers}
+
+
+ALWAYS = (
+    ".copier-answers.yml",
+    ".gitignore",
+    "Makefile",
+    "README.md",
+    "configs/train.yaml",
+    "logs/.gitkeep",
+    "pyproject.toml",
+    "scripts/setup.ps1",
+    "tests/conftest.py",
+    "tests/test_train.py",
+    "tests/test_yours.py",
+)
+CORE = (
+    "__init__ __main__ checkpoint config data distributed errors evaluation launcher metrics mnist "
+    "model preemption provenance report schedule seeding sharding train tracking/__init__"
+)
+
+
+def expected_files(given: Mapping[str, Any]) -> set[str]:
+    """Return the paths of all files that a project of these answers has."""
+    a = complete(given)
+    package = f"src/{a['package_name']}"
+    files = {
+        *ALWAYS,
+        *(f"{package}/{name}.py" for name in CORE.split()),
+        *(f"{package}/tracking/{name}.py" for name in a["trackers"]),
+        *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
+        *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
+    }
+    if a["launcher"] == "torchrun":
+        files |= {f"{package}/torchrun.py"}
+    if a["comm_check"]:
+        files |= {"slurm/check_comm.sbatch", f"{package}/check_comm.py"}
+        files |= {"tests/test_check_comm.py"}
+    if a["sweep"] != "none":
+        files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
+    if a["sweep"] == "optuna":
+        files |= {f"{package}/sweep.py", "tests/test_sweep.py"}
+    if "wandb" in a["trackers"] or a["sweep"] == "wandb":
+        files |= {".env.example"}
+    if a["environment"] == "conda":
+        files |= {"environment.yml"}
+    if a["container"] == "apptainer":
+        files |= {"container/apptainer.def", "slurm/build_image.sbatch"}
+    if a["license"] != "none":
+        files |= {"LICENSE"}
+    files |= {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}}.get(
+        a["ci"], set()
+    )
+    return files
+
+
+def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
+    """Return the names of the packages that a project of these answers needs."""
+    a = complete(given)
+    names = {"torch", "annotated-types", "numpy", "pydantic", "pyyaml", "tqdm", "tyro"}
+    names |= set(a["trackers"])
+    if "aim" in a["trackers"]:
+        names |= {"setuptools"}
+    if a["sweep"] != "none":
+        names |= {a["sweep"]}
+    return names
+
+
+def unsampled() -> set[str]:
+    """Return the questions that have no sample values, computed ones left out."""
+    asked = {name for name, question in QUESTIONS.items() if question.get("when") is not False}
+    return asked ^ set(SAMPLES)

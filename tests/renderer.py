@@ -1,0 +1,105 @@
+"""Renders the template in process, some ten times as fast as `copier copy`, with the same result.
+
+What Copier does twice for hundreds of variants is done once: compiling a Jinja source, and asking
+git about the mode of files in a destination that is no repository. `tests/render/test_copier.py`
+proves that the result is the same.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any
+from unittest import mock
+
+import copier
+import copier._main
+import jinja2
+import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["QUESTIONNAIRE", "QUESTIONS", "TEMPLATE", "Renderer", "copy_template", "read", "tomllib"]
+
+TEMPLATE = Path(__file__).parents[1]
+QUESTIONNAIRE: dict[str, Any] = yaml.safe_load((TEMPLATE / "copier.yml").read_text("utf-8"))
+QUESTIONS: dict[str, Any] = {
+    name: question for name, question in QUESTIONNAIRE.items() if not name.startswith("_")
+}
+# On a memory disk where there is one.
+SCRATCH = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+
+
+def copy_template(folder: Path) -> Path:
+    """Copy the template as it stands in the working tree, without its history."""
+    folder.mkdir(parents=True)
+    shutil.copy(TEMPLATE / "copier.yml", folder)
+    for name in ("hooks", "template"):
+        ignored = shutil.ignore_patterns("__pycache__", ".ruff_cache")
+        shutil.copytree(TEMPLATE / name, folder / name, ignore=ignored)
+    return folder
+
+
+class Renderer:
+    """Renders answers to the contents of files.
+
+    Args:
+        template: a folder from `copy_template`.
+    """
+
+    def __init__(self, template: Path) -> None:
+        self.template = template
+
+    def __call__(self, answers: Mapping[str, Any]) -> dict[str, str]:
+        """Return the project for some answers: its files by path.
+
+        Raises:
+            KeyError: an answer to no question, which Copier would pass over in silence.
+            ValueError: an answer that a validator refuses.
+        """
+        if unknown := set(answers) - set(QUESTIONS):
+            raise KeyError(f"no such question: {sorted(unknown)}")
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, _fast():
+            project = Path(scratch) / "project"
+            copier.run_copy(
+                str(self.template), project, data=dict(answers), defaults=True, quiet=True
+            )
+            return read(project)
+
+
+def read(project: Path) -> dict[str, str]:
+    """Return the files of a project by path, git's own left out."""
+    return {
+        str(path.relative_to(project)): path.read_text(encoding="utf-8")
+        for path in sorted(project.rglob("*"))
+        if path.is_file() and ".git" not in path.relative_to(project).parts
+    }
+
+
+_compile = jinja2.Environment.compile
+_compiled: dict[tuple, CodeType] = {}
+
+
+def _compile_once(self: jinja2.Environment, source: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    key = (source, *args, *sorted(options.items()))
+    if not isinstance(source, str):
+        return _compile(self, source, *args, **options)
+    if key not in _compiled:
+        _compiled[key] = _compile(self, source, *args, **options)
+    return _compiled[key]
+
+
+@contextmanager
+def _fast() -> Iterator[None]:
+    with (
+        mock.patch.object(jinja2.Environment, "compile", _compile_once),
+        mock.patch.object(copier._main, "is_git_available", lambda: False),
+    ):
+        yield
