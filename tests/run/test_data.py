@@ -69,6 +69,19 @@ def _read(shard: int) -> Iterator[int]:
     yield from range(first, first + 10 * (shard + 1))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 12])
+def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> None:
+    from demo.sharding import evaluation_batches
+
+    numbers = [
+        int(number)
+        for rank in range(ranks)
+        for batch in evaluation_batches(list(range(11)), 2, rank, ranks, 0)
+        for number in batch
+    ]
+    assert sorted(numbers) == list(range(11))
+
+
 def test_too_little_data_for_the_ranks_is_an_error(project: Path) -> None:
     from demo.errors import UsageError
     from demo.sharding import EpochSampler
