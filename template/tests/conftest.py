@@ -25,9 +25,9 @@ def package() -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
-    """Return what starts `train` on some ranks, as srun would, with its run folder in tmp_path."""
+    """Return what starts a command on some ranks, as srun would; train in tmp_path/run."""
 
-    def start_ranks(ranks: int, *flags: str) -> list[subprocess.Popen]:
+    def start_ranks(ranks: int, *flags: str, command: str = "train") -> list[subprocess.Popen]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -40,10 +40,10 @@ def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
             "SLURM_STEP_NUM_TASKS": str(ranks),
             "PYTHONPATH": str(ROOT / "src"),
         }
-        command = [sys.executable, "-m", PACKAGE, "train", f"--run-dir={tmp_path}/run"]
+        own = [f"--run-dir={tmp_path}/run", *QUICK] if command == "train" else []
         return [
             subprocess.Popen(
-                [*command, *QUICK, *flags],
+                [sys.executable, "-m", PACKAGE, command, *own, *flags],
                 env={**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
                 cwd=ROOT,
             )

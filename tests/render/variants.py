@@ -173,6 +173,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"tests/test_check_comm.py"}
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
+    if a["sweep"] == "wandb":
+        files |= {f"{package}/tracking/wandb.py"}
     if a["sweep"] == "optuna":
         files |= {f"{package}/sweep.py", "tests/test_sweep.py"}
     if "wandb" in a["trackers"] or a["sweep"] == "wandb":

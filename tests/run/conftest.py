@@ -46,6 +46,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with everything that an answer can add to the package."""
+    return render(
+        tmp_path_factory.mktemp("full") / "demo",
+        setup="full",
+        trackers=["tensorboard", "wandb", "aim", "mlflow"],
+        comm_check=True,
+        sweep="optuna",
+    )
+
+
 @dataclass
 class Job:
     """Ranks that were started together, and what they said."""

@@ -110,11 +110,11 @@ def test_a_sweep_runs_trials_and_names_the_best(full_project: Path, tmp_path: Pa
     assert len(list((tmp_path / "mine").glob("trial-*"))) == 2
 
 
-@pytest.mark.parametrize("name", ["SIGUSR2", "SIGTERM", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_a_stopped_sweep_goes_on_with_the_same_trial(
     full_project: Path, tmp_path: Path, name: str
 ) -> None:
-    flags = ("--max-steps=300", "--checkpoint-every=10")
+    flags = ("--trials=1", "--max-steps=300", "--checkpoint-every=10")
     process = sweep(full_project, tmp_path, *flags)
     first = tmp_path / "sweep" / "trial-0000"
     deadline = time.monotonic() + PATIENCE
@@ -136,7 +136,7 @@ def test_a_stopped_sweep_goes_on_with_the_same_trial(
     assert sweep(full_project, tmp_path, *flags).wait(PATIENCE) == 0
     assert json.loads((first / "summary.json").read_text())["resumed_from_step"]
     assert (first / "config.yaml").read_text() == before
-    assert len(list((tmp_path / "sweep").glob("trial-*"))) == 2
+    assert len(list((tmp_path / "sweep").glob("trial-*"))) == 1
 
 
 def test_a_trial_that_crashes_leaves_the_others_alone(full_project: Path, tmp_path: Path) -> None:
