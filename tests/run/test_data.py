@@ -82,10 +82,17 @@ def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> 
     assert sorted(numbers) == list(range(11))
 
 
-def test_too_little_data_for_the_ranks_is_an_error(project: Path) -> None:
+def test_data_that_ranks_cannot_share_is_an_error(project: Path) -> None:
     from demo.errors import UsageError
-    from demo.sharding import EpochSampler
+    from demo.sharding import EpochSampler, TrainBatches
+    from torch.utils.data import IterableDataset
 
+    class Endless(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            yield from ()
+
+    with pytest.raises(UsageError, match="Endless, an iterable dataset"):
+        TrainBatches(Endless(), 1, 0, 1, seed=0, workers=0, pin=False)
     with pytest.raises(UsageError, match=r"7 shard.s. for 8 ranks"):
         _stream().assign(0, 8, seed=0)
     with pytest.raises(UsageError, match="99 samples, fewer than one batch of 50 on each of 2"):

@@ -157,6 +157,11 @@ class TrainBatches:
             dataset.assign(rank, world_size, seed)
             self.samples = dataset.length
             self.loader = DataLoader(dataset, batch_size=batch_size, **options)
+        elif isinstance(dataset, IterableDataset):
+            raise UsageError(
+                f"the training set is a {type(dataset).__name__}, an iterable dataset that ranks "
+                "can't share: make it a ShardStream, or give it a length and an index"
+            )
         else:
             self.samples = len(dataset)  # type: ignore[arg-type]
             self.sampler = EpochSampler(self.samples, batch_size, rank, world_size, seed)
