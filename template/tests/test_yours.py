@@ -14,7 +14,7 @@ def test_a_batch_goes_through_the_network_and_back(package: Package) -> None:
     inputs, targets = next(iter(sharding.evaluation_batches(datasets.test, 8, 0, 1, 0)))
     network = model.build()
     outputs = network(inputs)
-    loss = model.loss(outputs, targets)
+    loss = model.loss(outputs, targets, label_smoothing=0.1)
     loss.backward()
     assert torch.isfinite(loss)
     assert all(parameter.grad is not None for parameter in network.parameters())

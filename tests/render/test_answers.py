@@ -195,6 +195,22 @@ def test_directives_follow_their_answers(render: Renderer) -> None:
     assert "module load cuda" not in cpu and "module load nccl" not in cpu
 
 
+@pytest.mark.parametrize(
+    ("answers", "queue"),
+    [
+        ({"partition": "gpu"}, None),  # one with GPUs often refuses jobs without
+        ({"partition": "gpu", "cpu_partition": "small"}, "small"),
+        ({"partition": "main", "launch_modes": ["cpu"]}, "main"),
+    ],
+)
+def test_the_partition_of_jobs_without_a_gpu(
+    render: Renderer, answers: dict[str, Any], queue: str | None
+) -> None:
+    lines = render(answers)["slurm/train_cpu.sbatch"].splitlines()
+    found = [line for line in lines if line.startswith("#SBATCH --partition")]
+    assert found == ([f"#SBATCH --partition={queue}"] if queue else [])
+
+
 def test_an_answer_to_no_question_is_refused_by_the_test_helper(render: Renderer) -> None:
     with pytest.raises(KeyError, match="partitoin"):
         render({"partitoin": "gpu"})

@@ -151,7 +151,7 @@ ALWAYS = (
 )
 CORE = (
     "__init__ __main__ checkpoint config data distributed errors evaluation launcher metrics mnist "
-    "model preemption provenance report schedule seeding sharding train tracking/__init__"
+    "model preemption provenance report schedule seeding sharding torchrun train tracking/__init__"
 )
 
 
@@ -166,8 +166,6 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
     }
-    if a["launcher"] == "torchrun":
-        files |= {f"{package}/torchrun.py"}
     if a["comm_check"]:
         files |= {"slurm/check_comm.sbatch", f"{package}/check_comm.py"}
         files |= {"tests/test_check_comm.py"}

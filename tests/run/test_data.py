@@ -134,6 +134,12 @@ def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
     labels.write_bytes(labels.read_bytes()[:-9])
     with pytest.raises(UsageError, match="can't be read"):
         read(idx_files, "t10k")
+    # Changed in the middle, where only unpacking notices.
+    content = bytearray(gzip.compress(bytes(range(250)) * 40))
+    content[30:60] = bytes(30)
+    labels.write_bytes(content)
+    with pytest.raises(UsageError, match="can't be read"):
+        read(idx_files, "t10k")
     labels.unlink()
     with pytest.raises(UsageError, match=r"no t10k-labels-idx1-ubyte\[.gz\]"):
         read(idx_files, "t10k")

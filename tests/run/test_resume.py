@@ -1,11 +1,14 @@
 """A run that is stopped goes on where it was, and ends where the uninterrupted one does."""
 
+import math
 import os
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from .conftest import Job, Launch, srun
 
@@ -69,6 +72,8 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     job.wait_for_step(5)
     job.processes[1].kill()
     assert job.wait().codes == [1, -signal.SIGKILL], job.log
+    assert "error: rank 0 on " in job.log and "lost another rank" in job.log
+    assert "Traceback" not in job.log
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -99,22 +104,27 @@ def test_resume_is_exact_for_every_pipeline(
     assert learned(resumed) == learned(whole)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(("ranks", "more"), [(1, ()), (3, ()), (1, ("--streaming",))])
 def test_another_world_size_goes_on_and_says_that_it_is_not_exact(
-    project: Path, launch: Launch, tmp_path: Path, ranks: int
+    project: Path, launch: Launch, tmp_path: Path, ranks: int, more: tuple[str, ...]
 ) -> None:
-    job = srun(project, tmp_path / "run", 2, *LONG)
+    flags = (*LONG, *more)
+    job = srun(project, tmp_path / "run", 2, *flags)
     job.wait_for_step(20)
     job.processes[0].send_signal(signal.SIGTERM)
     stopped = job.wait().metrics()[-1]["step"]
-    resumed = launch(ranks, *LONG)
+    resumed = launch(ranks, *flags)
     summary = resumed.summary
     assert "not bit for bit" in resumed.log
     assert (summary["world_size"], summary["resumed_from_step"]) == (ranks, stopped)
     assert summary["test_accuracy"] > 0.9
-    # The samples that were left, in steps of this world's size, and a whole second epoch.
-    left = (15_000 - stopped * 256) // (ranks * 128)
-    assert summary["global_step"] == stopped + left + 15_000 // (ranks * 128)
+    # What was left of the samples, in steps of this world's size, and a whole second epoch.
+    left, whole = (samples / (ranks * 128) for samples in (15_000 - stopped * 256, 15_000))
+    rounded = math.ceil if more else math.floor  # a stream has a last, smaller batch
+    assert summary["global_step"] == stopped + rounded(left) + rounded(whole)
+    # The learning rate falls to the end of the run, not before.
+    rates = [line["train/lr"] for line in resumed.metrics() if "train/lr" in line]
+    assert rates[-3] > 0
 
 
 def test_a_corrupt_checkpoint_is_skipped_with_a_warning(launch: Launch, tmp_path: Path) -> None:
@@ -158,7 +168,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
 ) -> None:
     import resource
 
-    import torch
     from demo.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(tmp_path)
@@ -177,6 +186,28 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
     assert checkpoints.newest() == tmp_path / "step-00000001.pt"
 
 
+def test_a_stop_without_a_checkpoint_is_a_failure(project: Path, tmp_path: Path) -> None:
+    """Otherwise the job would come back to begin anew, again and again."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()  # a file where a folder must be made
+    job = srun(project, tmp_path / "run", 2, *LONG)
+    job.wait_for_step(5)
+    job.processes[0].send_signal(signal.SIGUSR2)
+    assert job.wait().codes == [1, 1], job.log
+    assert "but the checkpoint could not be written: make room" in job.log
+    assert "Traceback" not in job.log
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(launch: Launch, tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
+    with zipfile.ZipFile(tmp_path / "archive.pt", "w") as archive:
+        archive.writestr("a", "b")
+    for name in ("foreign.pt", "archive.pt"):
+        job = launch(1, f"--resume={tmp_path / name}")
+        assert job.codes == [1]
+        assert f"{name} is no checkpoint" in job.log and "Traceback" not in job.log
+
+
 def test_resume_takes_a_path_or_refuses(launch: Launch, tmp_path: Path) -> None:
     first = launch(1, "--checkpoint-every=10")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000010.pt"
@@ -189,7 +220,8 @@ def test_resume_takes_a_path_or_refuses(launch: Launch, tmp_path: Path) -> None:
     assert launch(1, f"--resume={tmp_path / 'run'}", name="n").summary["resumed_from_step"] == 30
     # Its own checkpoints go first once it has some: so a requeued job does not start over.
     again = launch(1, f"--resume={checkpoint}", name="onward")
-    assert again.summary["resumed_from_step"] == 30
+    assert "nothing is left to do" in again.log
+    assert again.summary == onward.summary
 
     refused = launch(1, "--resume=never")
     assert refused.codes == [1]

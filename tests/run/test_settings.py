@@ -51,7 +51,7 @@ def test_the_projects_own_file_is_the_default(
         ("epochs: 0", "epochs is 0: it should be greater than or equal to 1"),
         ("device: gpu", "device is 'gpu': it should be 'auto', 'cpu', 'cuda' or 'mps'"),
         ("compile: 7", "compile is 7: it should be a valid boolean"),
-        ("tags: 3", "tags is 3: it should be a valid tuple"),
+        ("tags: 3", "tags is 3: it should be a list, such as [a, b]"),
         ("lr: .nan", "lr is nan"),
         ("warmup: 1.0", "warmup is 1.0: it should be less than 1"),
         ("- a\n- b", "must hold lines of 'setting: value'"),

@@ -17,14 +17,18 @@ from .errors import UsageError
 def train(argv: Sequence[str]) -> int:
     """train the model; on one process, or on every rank that torchrun or srun started"""
     from .config import parse
-    from .preemption import StopRequest
+    from .preemption import StopRequest, ignore_signals
 
     settings = parse(argv)
     # Before torch is imported, which takes a second: a signal in that second must not kill us.
     stop = StopRequest.install()
     from .train import run
 
-    return run(settings, stop)
+    code = run(settings, stop)
+    # The launcher sends TERM to the others when the first rank leaves with 75. A rank whose
+    # interpreter is shutting down would die of it, and the batch script would not see 75.
+    ignore_signals()
+    return code
 
 
 def download(argv: Sequence[str]) -> int:

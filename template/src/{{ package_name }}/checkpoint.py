@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -155,5 +156,16 @@ def load(path: Path) -> dict[str, Any]:
     """Return a checkpoint's state, on the CPU.
 
     Only tensors and plain values are read, so a file from elsewhere can't run code.
+
+    Raises:
+        UsageError: it is not one of this project's checkpoints.
     """
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise UsageError(f"{path} is no checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or not {"network", "optimizer", "samples_per_step"} <= set(
+        state
+    ):
+        raise UsageError(f"{path} is no checkpoint of this project: it was saved by something else")
+    return state

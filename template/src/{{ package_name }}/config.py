@@ -24,6 +24,8 @@ DEFAULT_CONFIG = Path("configs/train.yaml")
 class Settings:
     """Every setting of a run. A flag overrides the YAML file, which overrides the default."""
 
+    config: Path | None = None
+    """YAML file of settings, which flags override; else configs/train.yaml where it exists"""
     experiment: str = "default"
     """runs of one experiment share a folder"""
     run_root: str = "runs"
@@ -40,8 +42,8 @@ class Settings:
     dry_run: bool = False
     """set everything up, print what would happen, write nothing"""
 
-    dataset: Literal["mnist", "synthetic"] = "mnist"
-    """synthetic needs no file"""
+    dataset: str = "mnist"
+    """{mnist,synthetic}, or what data.py makes of it; synthetic needs no file"""
     data_dir: str = "data"
     """folder of the dataset's files"""
     validation_size: Positive = 5000
@@ -127,10 +129,11 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, in the order of their declaration."""
-        return {
+        values = {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in dataclasses.asdict(self).items()
         }
+        return {**values, "config": str(self.config) if self.config else None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +155,13 @@ def parse(argv: Sequence[str], prog: str = "train") -> Settings:
     """
     flag, rest = tyro.cli(_ConfigFlag, args=list(argv), return_unknown_args=True, add_help=False)
     path = flag.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
-    defaults = load_yaml(path) if path else Settings()
+    defaults = dataclasses.replace(load_yaml(path) if path else Settings(), config=path)
     settings = tyro.cli(
         Settings,
         args=rest,
         default=defaults,
         prog=f"python -m {__package__} {prog}",
-        description="A flag goes before the YAML file that --config names "
-        f"(now {path or 'none'}), which goes before the default.",
+        description="A flag goes before the YAML file of settings, which goes before the default.",
         config=(tyro.conf.AvoidSubcommands,),
     )
     return validated(settings.as_dict())
@@ -179,6 +181,8 @@ def load_yaml(path: Path) -> Settings:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
+    # A run's own config.yaml says which file it came from.
+    values.pop("config", None)
     known = [field.name for field in dataclasses.fields(Settings)]
     for key in values:
         if key not in known:
@@ -205,4 +209,5 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0])
         reason = first["msg"].removeprefix("Input ").removeprefix("String ")
+        reason = reason.replace("valid tuple", "list, such as [a, b]")
         raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None

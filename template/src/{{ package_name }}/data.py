@@ -61,27 +61,33 @@ class Digits(Dataset):
 
     def as_stream(self, shard_size: int = 1000) -> ShardStream:
         """Return the same samples as a stream of shards, as files of an archive would be."""
+        shards = [
+            range(first, min(first + shard_size, len(self)))
+            for first in range(0, len(self), shard_size)
+        ]
+        return ShardStream(shards, self.read, length=len(self))
 
-        def read(first: int) -> Iterator[tuple[Tensor, int]]:
-            for index in range(first, min(first + shard_size, len(self))):
-                yield self[index]
-
-        return ShardStream(range(0, len(self), shard_size), read, length=len(self))
+    def read(self, shard: range) -> Iterator[tuple[Tensor, int]]:
+        """Yield the samples of a shard, one by one."""
+        return (self[index] for index in shard)
 
 
 def load(settings: Settings) -> Datasets:
     """Return the datasets that the settings name; every rank calls this.
 
     Raises:
-        UsageError: a file is missing or damaged, or the validation set would take everything.
+        UsageError: no such dataset, a file is missing or damaged, or the validation set would take
+            everything.
     """
-    if settings.dataset == "synthetic":
-        images, labels = mnist.synthesize(20_000, seed=1)
-        test = Digits(*mnist.synthesize(4_001, seed=2))
-    else:
+    if settings.dataset == "mnist":
         folder = Path(settings.data_dir)
         images, labels = mnist.read(folder, "train")
         test = Digits(*mnist.read(folder, "t10k"))
+    elif settings.dataset == "synthetic":
+        images, labels = mnist.synthesize(20_000, seed=1)
+        test = Digits(*mnist.synthesize(4_001, seed=2))
+    else:
+        raise UsageError(f"dataset is '{settings.dataset}': it must be mnist or synthetic")
     held_out = settings.validation_size
     if not 0 < held_out < len(labels):
         raise UsageError(

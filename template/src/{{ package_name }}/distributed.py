@@ -158,7 +158,16 @@ def joined(settings: Settings) -> Iterator[World]:
         control,
     )
     del control  # `world` alone holds it, and lets go of it
-    yield world
+    try:
+        yield world
+    except RuntimeError as error:
+        # How Gloo says that the process at the other end is gone.
+        if "peer" not in str(error):
+            raise
+        raise UsageError(
+            f"rank {world.rank} on {socket.gethostname()} lost another rank: look above for what "
+            "that one said last (killed for its memory, perhaps, if nothing)"
+        ) from None
     world.leave()
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import struct
 import urllib.request
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from torch import Tensor
 from .errors import UsageError
 
 log = logging.getLogger(__name__)
+
+# What reading a packed file raises if it is cut off or changed.
+DAMAGE = (OSError, EOFError, zlib.error)
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -74,7 +78,7 @@ def read_idx(path: Path) -> np.ndarray:
             f"{__package__} download' where there is internet, point --data-dir at them, or use "
             "--dataset synthetic"
         ) from None
-    except (OSError, EOFError, struct.error) as error:
+    except (*DAMAGE, struct.error) as error:
         raise UsageError(f"{found} can't be read ({error}): download it again") from None
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if kind != 8 or values.size != np.prod(shape):
@@ -88,7 +92,10 @@ def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
     Raises:
         UsageError: a file is damaged, or no mirror gave a good one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"can't make the folder {folder}: {error.strerror}") from None
     for name, checksum in CHECKSUMS.items():
         target = folder / f"{name}.gz"
         if target.exists() or (folder / name).exists():
@@ -106,7 +113,7 @@ def read_idx_bytes(path: Path) -> bytes:
         return path.read_bytes()
     try:
         return gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
-    except (OSError, EOFError):
+    except DAMAGE:
         return b""
 
 
@@ -120,7 +127,7 @@ def _fetch(name: str, target: Path, checksum: str, mirrors: tuple[str, ...]) -> 
                 packed = answer.read()
             if hashlib.sha256(gzip.decompress(packed)).hexdigest() != checksum:
                 raise ValueError("its checksum is wrong")
-        except (OSError, EOFError, ValueError) as error:
+        except (*DAMAGE, ValueError) as error:
             faults.append(f"{mirror}: {error}")
             continue
         temporary.write_bytes(packed)

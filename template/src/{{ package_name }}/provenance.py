@@ -22,7 +22,7 @@ def collect(world: World) -> dict[str, Any]:
     """
     return {
         "command": sys.argv,
-        "git": {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))},
+        "git": {"commit": _git("rev-parse", "HEAD"), "changes": _git("status", "--short")},
         "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": dict(sorted((each.name, each.version) for each in distributions())),

@@ -32,7 +32,10 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
     """
     if settings.run_dir:
         return settings
-    name = os.environ.get("SLURM_JOB_ID", time.strftime("%Y%m%d-%H%M%S"))
+    now = time.time()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    # Milliseconds: two runs that a loop starts must not share a folder.
+    name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
     folder = Path(settings.run_root, settings.experiment, world.share(name))

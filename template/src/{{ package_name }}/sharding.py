@@ -68,7 +68,8 @@ class ShardStream(IterableDataset):
 
     Args:
         shards: what to read, such as file names; at least one for each rank.
-        read: makes an iterator over the samples of one shard.
+        read: makes an iterator over the samples of one shard; a function of a module, not a
+            lambda, where workers are started by pickling (macOS, Windows).
         length: samples of all shards together, if known; the learning rate's schedule needs it,
             or else --max-steps.
         shuffle: samples to hold back and draw from at random, since a shard has an order.
@@ -87,6 +88,8 @@ class ShardStream(IterableDataset):
     def assign(self, rank: int, world_size: int, seed: int) -> None:
         """Say which of how many ranks reads this copy."""
         self.rank, self.world_size, self.seed = rank, world_size, seed
+        if not self.shards:
+            raise UsageError("the training set has no shard: is data_dir the right folder?")
         if len(self.shards) < world_size:
             raise UsageError(
                 f"the training set has {len(self.shards)} shard(s) for {world_size} ranks, and "

@@ -1,4 +1,4 @@
-"""torchrun, as a Slurm job needs it: `python -m <package>.torchrun [torchrun's options] ...`.
+"""torchrun, as we need it: `python -m <package>.torchrun [torchrun's options] -m <package> train`.
 
 It differs in two ways. USR2, which Slurm sends to every process of a step before the time limit,
 is for the ranks: torchrun itself would die of it. And the exit code is that of the rank that
@@ -18,16 +18,20 @@ from .preemption import EXIT_CODE
 def run() -> None:
     """Run torchrun with this process's arguments."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    code = 0
     try:
         main()
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         # A rank that a signal killed has its negative number: say it as a shell does.
-        code = failure.exitcode
-        sys.exit(code if code >= 0 else 128 - code)
+        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
     except SignalException as error:
         # torchrun passed the signal on, and the ranks had their time to save.
-        sys.exit(EXIT_CODE if error.sigval == signal.SIGTERM else 128 + error.sigval)
+        asked = error.sigval in (signal.SIGTERM, signal.SIGINT)
+        code = EXIT_CODE if asked else 128 + error.sigval
+    # srun sends it when the first node leaves with 75: that must stay our exit code, too.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

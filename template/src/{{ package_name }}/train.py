@@ -93,13 +93,16 @@ class Trainer:
         self._describe()
         if self.settings.dry_run:
             return 0
+        if self.resumed_from and self._is_done() and self.world.share(self._has_summary()):
+            log.info("nothing is left to do: this run has finished")
+            return 0
         self.report = Report(
             self.settings, self.world, trackers, self.resumed_from or 0, self.run_ids
         )
         status: Status = "failed"
         try:
             stopped = False
-            while self.epoch < self.settings.epochs and not self._at_last_step() and not stopped:
+            while not self._is_done() and not stopped:
                 stopped = not self._train_epoch()
             if not stopped:
                 self._summarize()
@@ -135,7 +138,12 @@ class Trainer:
         bar.close()
         self.trained_seconds += time.perf_counter() - began
         if stopping:
-            self._save()
+            if not self.world.share(self._save()):
+                raise UsageError(
+                    f"stopped at step {self.step}, but the checkpoint could not be written: make "
+                    f"room for {self.checkpoints.folder}; the same command then goes on from the "
+                    "checkpoint before, if there is one"
+                )
             log.info(
                 "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
                 self.step,
@@ -273,16 +281,24 @@ class Trainer:
             world.backend,
         )
         log.info(
-            "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s), seed %d",
+            "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d",
             s.dataset,
             self.batches.samples or "an unknown number of",
             self.samples_per_step,
             s.batch_size,
             f", {s.accumulate} times" if s.accumulate > 1 else "",
             s.epochs,
+            f" or {s.max_steps} steps" if s.max_steps else "",
             s.seed,
         )
+        log.info("settings from %s", s.config or "flags and defaults alone")
         log.info("run folder %s%s", self.run_dir, " (dry run: not touched)" if s.dry_run else "")
+
+    def _is_done(self) -> bool:
+        return self.epoch >= self.settings.epochs or self._at_last_step()
+
+    def _has_summary(self) -> bool:
+        return (self.run_dir / "summary.json").exists()
 
     def _at_last_step(self) -> bool:
         return self.settings.max_steps is not None and self.step >= self.settings.max_steps
@@ -307,15 +323,18 @@ class Trainer:
             return self.forward.no_sync()
         return nullcontext()
 
-    def _save(self, best: bool = False) -> None:
+    def _save(self, best: bool = False) -> bool:
         """Save everything that a resumed run needs; every rank calls this.
 
         Random generators are not in it: they are seeded with each step's number.
+
+        Returns:
+            Whether rank 0 could write it; other ranks do not know.
         """
         self.report.flush()
         meter = self.meter.total(self.world)
         if not self.world.is_main:
-            return
+            return False
         state: dict[str, Any] = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -327,9 +346,10 @@ class Trainer:
             "meter": meter,
             "run_ids": self.report.run_ids,
             "world_size": self.world.size,
+            "samples_per_step": self.samples_per_step,
             "settings": self.settings.as_dict(),
         }
-        self.checkpoints.save(state, self.step, best)
+        return self.checkpoints.save(state, self.step, best)
 
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
@@ -343,11 +363,14 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise UsageError(
-                f"{found} does not fit the network in model.py ({str(error).splitlines()[0]}): "
+                f"{found} does not fit the network in model.py ({str(error).split(chr(9))[-1]}): "
                 "choose another --run-dir, or bring back the network that it was saved from"
             ) from None
         self.epoch, self.step = state["epoch"], state["step"]
         self.epoch_steps, self.consumed = state["epoch_steps"], state["consumed"]
+        if state["samples_per_step"] != self.samples_per_step:
+            # The batches that each rank would have had by now.
+            self.epoch_steps = self.consumed // self.samples_per_step
         self.best_accuracy = state["best_accuracy"]
         self.meter.resume(state["meter"], self.world)
         self.resumed_from = self.step
@@ -358,14 +381,14 @@ class Trainer:
             return
         if state["world_size"] != self.world.size:
             log.warning(
-                "the checkpoint is of %d rank(s), this run has %d: it goes on with the samples "
-                "that are left, but not bit for bit as without the stop",
+                "the checkpoint is of %d rank(s), this run has %d: it goes on behind as many "
+                "samples of the epoch, but not bit for bit as without the stop",
                 state["world_size"],
                 self.world.size,
             )
         before = state["settings"]
         for name, value in self.settings.as_dict().items():
-            if name not in ("run_dir", "resume") and before.get(name) != value:
+            if name not in ("config", "run_dir", "resume") and before.get(name) != value:
                 log.warning("%s was %s at the checkpoint, now %s", name, before.get(name), value)
 
 

@@ -1,0 +1,181 @@
+"""The questionnaire itself: what is asked, when, and what the answers that do not matter do."""
+
+import keyword
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import copier._main
+import jinja2
+import pytest
+import yaml
+from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer
+
+# The public surface: users' data files name them. A question is renamed by a default that carries
+# the old answer over, never just here.
+SURFACE = """
+    setup
+    project_name package_name description author_name author_email license
+    launch_modes launcher nodes gpus_per_node gpu_type gpu_request cpus_per_task memory memory_scope
+    time_limit partition cpu_partition account qos constraint reservation exclusive
+    mail_user mail_type requeue signal_lead_seconds
+    environment modules module_purge container container_base_image
+    trackers shared_root monitoring_servers sweep
+    comm_check ci
+"""
+NAMES = SURFACE.split()
+COMPUTED = ["run_root"]
+
+# Answers to questions that other answers make pointless, and those others.
+POINTLESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"launch_modes": ["cpu"]},
+        {"nodes": 9, "gpus_per_node": 8, "gpu_type": "a100", "gpu_request": "gpus_per_node"},
+    ),
+    ({"launch_modes": ["cpu"]}, {"cpu_partition": "cpu"}),
+    ({"launch_modes": ["single_node"]}, {"nodes": 9, "cpu_partition": "cpu"}),
+    ({"memory": ""}, {"memory_scope": "cpu"}),
+    ({"mail_user": ""}, {"mail_type": ["ALL"]}),
+    ({"modules": ""}, {"module_purge": False}),
+    ({"container": "none"}, {"container_base_image": "debian:13"}),
+    ({"trackers": ["wandb"]}, {"monitoring_servers": []}),
+]
+
+
+def test_the_names_of_the_questions_stay() -> None:
+    assert [name for name in QUESTIONS if name not in COMPUTED] == NAMES
+    assert list(QUESTIONS)[-len(COMPUTED) :] == COMPUTED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_question_helps_and_has_a_default(name: str) -> None:
+    question = QUESTIONS[name]
+    assert "default" in question
+    assert question["help"][-1] in ".?"
+    # These validate themselves; everything else says what is wrong and what is right.
+    assert "validator" in question or "choices" in question or question["type"] == "bool"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_of_the_wrong_type_is_refused_by_name(render: Renderer, name: str) -> None:
+    """Copier alone takes "maybe" for yes, cuts 2.5 to 2, and does not name the question."""
+    question = QUESTIONS[name]
+    kind = "list" if question.get("multiselect") else question["type"]
+    wrong = {
+        "list": ["cpu", "", None, 3, {}],
+        "int": ["two", "", None, 2.5, True, [2], "1 2"],
+        "bool": ["maybe", "", None, [True], 2],
+        "str": [None],
+    }
+    for value in wrong[kind]:
+        with pytest.raises((ValueError, TypeError), match=name):
+            render({name: value})
+
+
+def asked(template: Path, project: Path, **answers: Any) -> list[str]:  # noqa: ANN401
+    """Return the questions that a person is asked who accepts all defaults but these answers."""
+    names = []
+
+    def accept(structures: list[dict[str, Any]], answers: dict[str, Any]) -> dict[str, Any]:
+        (structure,) = structures
+        if structure["when"]({}):
+            names.append(structure["name"])
+            # On 80 columns, Copier's mark before it; what is longer would be cut off.
+            assert max(map(len, structure["message"].splitlines())) <= 76
+        return answers
+
+    with mock.patch.object(copier._main, "unsafe_prompt", accept):
+        copier.run_copy(str(template), project, user_defaults=answers, quiet=True)
+    return names
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{}, {"launch_modes": ["cpu"]}, {"modules": "gcc", "trackers": ["aim"], "memory": "1G"}],
+    ids=str,
+)
+def test_quick_asks_under_ten_questions(
+    template: Path, tmp_path: Path, answers: dict[str, Any]
+) -> None:
+    names = asked(template, tmp_path / "project", **answers)
+    assert 5 <= len(names) < 10
+    assert {"project_name", "launch_modes", "partition", "time_limit"} <= set(names)
+
+
+def test_full_asks_all_that_matters(template: Path, tmp_path: Path) -> None:
+    everything = {"mail_user": "ada@example.org", "memory": "1G", "container": "apptainer"}
+    names = asked(template, tmp_path / "all", setup="full", modules="gcc", **everything)
+    assert names == NAMES
+    few = asked(template, tmp_path / "few", setup="full", launch_modes=["cpu"], trackers=[])
+    missing = (
+        "cpu_partition nodes gpus_per_node gpu_type gpu_request memory_scope mail_type module_purge"
+    )
+    assert set(NAMES) - set(few) == {*missing.split(), "container_base_image", "monitoring_servers"}
+
+
+@pytest.mark.parametrize(("parents", "pointless"), POINTLESS, ids=[str(p) for p, _ in POINTLESS])
+def test_an_answer_that_does_not_matter_changes_nothing(
+    render: Renderer, parents: dict[str, Any], pointless: dict[str, Any]
+) -> None:
+    full = {"setup": "full", "sweep": "optuna", **parents}
+    files = render({**full, **pointless})
+    assert files == render(full)
+    assert not set(pointless) & set(yaml.safe_load(files[".copier-answers.yml"]))
+
+
+def test_quick_and_full_differ_in_nothing_but_what_they_ask(render: Renderer) -> None:
+    """An answer given on the command line counts, and is kept for updates, in either."""
+    answers = {"qos": "high", "environment": "uv", "trackers": ["mlflow"], "requeue": False}
+    quick, full = (render({"setup": setup, **answers}) for setup in ("quick", "full"))
+    assert quick.pop(".copier-answers.yml") == full.pop(".copier-answers.yml").replace(
+        "setup: full", "setup: quick"
+    )
+    assert quick == full
+
+
+def test_computed_values_cannot_be_set(render: Renderer) -> None:
+    for name in COMPUTED:
+        with pytest.raises(ValueError, match=f"{name}.*is computed"):
+            render({name: "x"})
+
+
+def test_package_names_that_hide_a_module_are_reserved() -> None:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE), **_plain(QUESTIONNAIRE["_envops"])
+    )
+    reserved = set(environment.get_template("hooks/reserved.jinja").module.reserved_names)
+    ours = "torch numpy yaml tyro pydantic tqdm tensorboard wandb aim mlflow optuna tests src"
+    modules = {name for name in sys.stdlib_module_names if name[0] != "_" and name.islower()}
+    words = {name for name in keyword.kwlist + keyword.softkwlist if name[0] != "_"}
+    assert modules | {name for name in words if name.islower()} | set(ours.split()) <= reserved
+
+
+def _plain(envops: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in envops.items() if name != "undefined"}
+
+
+@pytest.mark.parametrize(
+    ("project", "package"),
+    [
+        ("MNIST DDP", "mnist_ddp"),
+        ("Torch", "torch_project"),
+        ("3D -- scans!", "project_3d_scans"),
+        ("日本語", "project"),
+        ("Ünïcode net", "n_code_net"),
+        ("class", "class_project"),
+        ("x" * 99, "x" * 30),
+        ("a" * 29 + " b", "a" * 29),
+    ],
+)
+def test_the_package_is_named_after_the_project(
+    render: Renderer, project: str, package: str
+) -> None:
+    assert f"src/{package}/__init__.py" in render({"project_name": project})
+
+
+def test_a_time_that_yaml_reads_as_a_number_is_refused(render: Renderer) -> None:
+    """Without quotes, 12:00:00 in a data file is 43200, which Slurm takes for a month."""
+    time_limit = yaml.safe_load("12:00:00")
+    with pytest.raises(ValueError, match='number 43200: put it in quotes, such as "12:00:00"'):
+        render({"time_limit": time_limit})

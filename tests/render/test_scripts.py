@@ -1,0 +1,352 @@
+"""The batch scripts run, with stand-ins for Slurm's commands that note what they were asked."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from renderer import Renderer
+
+COMMANDS = {
+    "srun": (
+        'printf "%s\\n" "$@" > srun.args; env > srun.env; sleep "${SRUN_SECONDS:-0}";'
+        ' exit "${SRUN_EXIT:-0}"'
+    ),
+    "scontrol": 'if [[ $1 == show ]]; then printf "n%s\\n" {1..9}; else echo "$@" > requeued; fi',
+    "squeue": 'echo "${JOB_STATE:-RUNNING None}"',
+    "apptainer": 'echo "Python 3.12.1"',
+    "hostname": "echo n1",
+    "tool": 'printf "%s\\n" "${0##*/}" "$@" > tool.args',
+}
+PYTHON = """#!/bin/bash
+case $1 in
+--version) [[ -z ${BROKEN:-} ]] && echo "Python 3.12.1" ;;
+-c) echo 45678 ;;
+*) printf "%s\\n" "$@" > python.args; exit "${SRUN_EXIT:-0}" ;;
+esac
+"""
+SITE = """
+module() { echo "module $*"; [[ $* != *missing* ]]; }
+"""
+# What Slurm says to the batch shell of a job of two nodes with four tasks and GPUs each.
+JOB = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_JOB_NAME": "demo",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_NTASKS": "8",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+    "SLURM_CPUS_PER_TASK": "4",
+    "SLURM_GPUS_ON_NODE": "4",
+    "SLURM_SUBMIT_HOST": "login1",
+}
+ONE_NODE = {
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_JOB_NODELIST": "n1",
+    "SLURM_NTASKS": "4",
+    "SLURM_TASKS_PER_NODE": "4",
+}
+# torchrun is one task on each node, with all the cores.
+AGENTS = {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_CPUS_PER_TASK": "16"}
+
+
+@dataclass
+class Submission:
+    """A rendered project on a machine where Slurm's commands are stand-ins."""
+
+    root: Path
+
+    def start(self, script: str, *args: str, **job: str) -> subprocess.Popen:
+        """Start a script as Slurm starts it, in a job that differs from `JOB` as given."""
+        facts = {**JOB, "SLURM_SUBMIT_DIR": str(self.root), **job}
+        path = f"{self.root / 'bin'}:{os.environ['PATH']}"
+        return subprocess.Popen(
+            ["bash", self.root / "slurm" / f"{script}.sbatch", *args],
+            cwd=self.root,
+            env={"PATH": path, "HOME": str(self.root), **{k: v for k, v in facts.items() if v}},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, script: str, *args: str, **job: str) -> tuple[int, str]:
+        """Run a script to its end; return its exit code and its log."""
+        process = self.start(script, *args, **job)
+        log, _ = process.communicate(timeout=60)
+        return process.returncode, log
+
+    def noted(self, name: str) -> list[str]:
+        """Return the lines that a stand-in noted, none if it never ran."""
+        file = self.root / name
+        return file.read_text().splitlines() if file.exists() else []
+
+
+def submission(render: Renderer, root: Path, **answers: Any) -> Submission:  # noqa: ANN401
+    """Render a project, and put the stand-ins where its scripts look for commands."""
+    files = render({"package_name": "demo", **answers})
+    tool = f"#!/bin/bash\n{COMMANDS['tool']}\n"
+    files |= {f"bin/{name}": f"#!/bin/bash\n{text}\n" for name, text in COMMANDS.items()}
+    files |= {f".venv/bin/{name}": tool for name in ("tensorboard", "aim", "mlflow", "wandb")}
+    files |= {".venv/bin/python": PYTHON, "slurm/site.sh": SITE, "container/image.sif": ""}
+    for path, text in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        if "bin" in target.parts:
+            target.chmod(0o755)
+    return Submission(root)
+
+
+@pytest.fixture
+def srun(render: Renderer, tmp_path: Path) -> Submission:
+    """A project whose ranks are started by srun."""
+    return submission(render, tmp_path / "project")
+
+
+@pytest.fixture
+def torchrun(render: Renderer, tmp_path: Path) -> Submission:
+    """A project whose ranks are started by torchrun."""
+    return submission(render, tmp_path / "project", launcher="torchrun")
+
+
+def test_arguments_and_environment_reach_the_ranks(srun: Submission) -> None:
+    code, log = srun.run("train_multi_node", "--epochs", "3", "--tags", "a b")
+    assert code == 0, log
+    *_, first = (i for i, word in enumerate(srun.noted("srun.args")) if word == "-m")
+    expected = "-m demo train --device cuda --world-size 8 --epochs 3 --tags 'a b'"
+    assert srun.noted("srun.args")[first:] == shlex.split(expected)
+    assert "--cpus-per-task=4" in srun.noted("srun.args")
+    port = 20000 + 123456 % 12000
+    assert {"MASTER_ADDR=n1", f"MASTER_PORT={port}", "OMP_NUM_THREADS=4"} <= set(
+        srun.noted("srun.env")
+    )
+    # The ranks must not take the batch shell's word for who they are.
+    assert not [line for line in srun.noted("srun.env") if line.startswith(("RANK=", "WORLD_SIZE"))]
+
+
+def test_the_log_begins_with_the_facts(srun: Submission) -> None:
+    _, log = srun.run("train_multi_node", LOADEDMODULES="cuda/12.4", SLURM_RESTART_COUNT="2")
+    facts = dict(line.split(maxsplit=1) for line in log.replace("world size", "world").splitlines())
+    assert facts["job"] == "123456 (demo), restart 2"
+    assert facts["nodes"] == "2 (n[1-2])"
+    assert facts["GPUs"] == "4 on each node"
+    assert facts["world"].startswith("8, with 4 CPU cores")
+    assert facts["master"] == "n1:23456"
+    assert facts["modules"] == "cuda/12.4"
+    assert facts["interpreter"] == f"{srun.root}/.venv/bin/python (Python 3.12.1)"
+    assert facts["commit"] == "none"
+
+
+def test_torchrun_gets_the_rendezvous(torchrun: Submission) -> None:
+    code, log = torchrun.run("train_multi_node", "--epochs", "3", **AGENTS)
+    assert code == 0, log
+    words = torchrun.noted("srun.args")
+    assert "--ntasks-per-node=1" in words and "OMP_NUM_THREADS=4" in torchrun.noted("srun.env")
+    expected = (
+        "-m demo.torchrun --nnodes=2 --nproc-per-node=4 --rdzv-id=123456 --rdzv-backend=c10d "
+        "--rdzv-endpoint=n1:23456 -m demo train --device cuda --world-size 8 --epochs 3"
+    )
+    assert words[words.index("-m") :] == expected.split()
+
+
+def test_the_cpu_script_takes_the_ranks_that_it_is_given(
+    srun: Submission, tmp_path: Path, render: Renderer
+) -> None:
+    code, log = srun.run("train_cpu", SLURM_NTASKS="6", SLURM_GPUS_ON_NODE="")
+    assert code == 0 and "GPUs         none" in log
+    words = srun.noted("srun.args")
+    assert words[words.index("--device") :] == ["--device", "cpu", "--world-size", "6"]
+    other = submission(render, tmp_path / "torchrun", launcher="torchrun")
+    code, log = other.run("train_cpu", **AGENTS, RANKS_PER_NODE="8", SLURM_GPUS_ON_NODE="")
+    assert code == 0 and "world size   16, with 2 CPU cores" in log
+
+
+@pytest.mark.parametrize(
+    ("script", "job", "words"),
+    [
+        ("train_multi_node", {"SLURM_JOB_ID": ""}, "not a Slurm job.*sbatch slurm/train_multi"),
+        ("train_multi_node", {"SLURM_SUBMIT_DIR": "/"}, "not the project's root"),
+        ("train_multi_node", {"SLURM_GPUS_ON_NODE": ""}, "gave no GPU"),
+        ("train_multi_node", {"SLURM_GPUS_ON_NODE": "2"}, "8 tasks, but 2 GPUs on each of 2 nodes"),
+        ("train_multi_node", {"SLURM_NTASKS": "7"}, "7 tasks, but 4 GPUs"),
+        ("train_multi_node", {"SLURM_TASKS_PER_NODE": "6,2"}, "8 tasks, but 4 GPUs"),
+        ("train_single_node", {}, "gave 2 nodes for a job of one"),
+        ("train_multi_node", {"BROKEN": "yes"}, "python does not start"),
+    ],
+)
+def test_srun_scripts_refuse_what_does_not_fit(
+    srun: Submission, script: str, job: dict[str, str], words: str
+) -> None:
+    refused(srun, script, job, words)
+
+
+@pytest.mark.parametrize(
+    ("script", "job", "words"),
+    [
+        ("train_multi_node", {}, r"4\(x2\) tasks on each node, and torchrun is one"),
+        ("train_multi_node", {**AGENTS, "SLURM_CPUS_PER_TASK": "3"}, "3 CPU cores for 4 ranks"),
+        ("train_multi_node", {**AGENTS, "SLURM_GPUS_ON_NODE": "0"}, "gave no GPU"),
+        ("train_single_node", AGENTS, "gave 2 nodes for a job of one"),
+    ],
+)
+def test_torchrun_scripts_refuse_what_does_not_fit(
+    torchrun: Submission, script: str, job: dict[str, str], words: str
+) -> None:
+    refused(torchrun, script, job, words)
+
+
+def refused(project: Submission, script: str, job: Mapping[str, str], words: str) -> None:
+    """Check that a job ends at once, on one line that says why."""
+    code, log = project.run(script, **job)
+    assert code == 1
+    errors = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert re.search(words, errors[0]), errors
+    assert not project.noted("srun.args")
+
+
+def test_other_counts_are_welcome_where_they_fit(srun: Submission) -> None:
+    """As with `sbatch --nodes=3` or `--gres=gpu:2 --ntasks-per-node=2`."""
+    for nodes, gpus in ((3, 4), (1, 2), (2, 1)):
+        per_node = f"{gpus}(x{nodes})" if nodes > 1 else f"{gpus}"
+        code, log = srun.run(
+            "train_multi_node",
+            SLURM_JOB_NUM_NODES=f"{nodes}",
+            SLURM_NTASKS=f"{nodes * gpus}",
+            SLURM_TASKS_PER_NODE=per_node,
+            SLURM_GPUS_ON_NODE=f"{gpus}",
+        )
+        assert code == 0 and f"world size   {nodes * gpus}," in log
+
+
+def test_a_missing_environment_is_named_with_its_cure(srun: Submission) -> None:
+    (srun.root / ".venv/bin/python").unlink()
+    refused(srun, "train_multi_node", {}, "project/.venv/bin/python does not exist.*make setup")
+
+
+@pytest.mark.parametrize("code", [1, 2, 134, 137])
+def test_the_exit_code_of_the_ranks_is_that_of_the_job(srun: Submission, code: int) -> None:
+    assert srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=f"{code}")[0] == code
+    assert not srun.noted("requeued")
+
+
+@pytest.mark.parametrize("state", ["RUNNING None", "COMPLETING TimeLimit"])
+def test_a_stopped_job_goes_back_to_the_queue(srun: Submission, state: str) -> None:
+    code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT="75", JOB_STATE=state)
+    assert code == 75 and "back to the queue" in log
+    assert srun.noted("requeued") == ["requeue 123456"]
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"JOB_STATE": "COMPLETING None"}, "the job was cancelled"),
+        ({"SLURM_RESTART_COUNT": "10"}, "that was done 10 times"),
+        ({"SLURM_RESTART_COUNT": "2", "MAX_REQUEUES": "2"}, "that was done 2 times"),
+    ],
+)
+def test_it_stays_away_when_cancelled_or_too_often_there(
+    srun: Submission, job: dict[str, str], words: str
+) -> None:
+    code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT="75", **job)
+    assert code == 75 and words in log
+    assert not srun.noted("requeued")
+
+
+def test_without_requeue_the_log_says_how_to_go_on(render: Renderer, tmp_path: Path) -> None:
+    project = submission(render, tmp_path, requeue=False)
+    code, log = project.run("train_single_node", **ONE_NODE, SRUN_EXIT="75")
+    assert code == 75 and "submit again with --run-dir" in log
+    assert not project.noted("requeued")
+
+
+def test_the_batch_shell_outlives_the_signal_that_slurm_sends_to_all(srun: Submission) -> None:
+    process = srun.start("train_single_node", **ONE_NODE, SRUN_SECONDS="2", SRUN_EXIT="75")
+    while not srun.noted("srun.env"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    log, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and "back to the queue" in log
+
+
+def test_modules_are_loaded_in_order_and_none_for_gpus_on_the_cpu(
+    render: Renderer, tmp_path: Path
+) -> None:
+    project = submission(render, tmp_path, modules="python/3.12\nCUDA/12.4\nnccl")
+    _, log = project.run("train_multi_node")
+    loads = [line for line in log.splitlines() if line.startswith("module ")]
+    names = ("purge", "load python/3.12", "load CUDA/12.4", "load nccl")
+    assert loads == [f"module {name}" for name in names]
+    _, log = project.run("train_cpu", SLURM_GPUS_ON_NODE="")
+    loads = [line for line in log.splitlines() if line.startswith("module ")]
+    assert loads == ["module purge", "module load python/3.12"]
+
+
+def test_a_module_that_cannot_be_loaded_ends_the_job(render: Renderer, tmp_path: Path) -> None:
+    project = submission(render, tmp_path, modules="missing/1.0\npython/3.12", module_purge=False)
+    refused(project, "train_multi_node", {}, "module missing/1.0 cannot be loaded")
+
+
+@pytest.mark.parametrize(
+    ("script", "job", "nv"), [("train_single_node", ONE_NODE, True), ("train_cpu", {}, False)]
+)
+def test_the_image_runs_the_ranks(
+    render: Renderer, tmp_path: Path, script: str, job: dict[str, str], nv: bool
+) -> None:
+    project = submission(render, tmp_path, container="apptainer", shared_root="/scratch/ada")
+    code, log = project.run(script, **job)
+    assert code == 0 and f"interpreter  {tmp_path}/container/image.sif" in log
+    words = project.noted("srun.args")
+    assert "--mpi=none" in project.noted("srun.args")
+    assert ("--nv" in words) == nv
+    assert words[words.index("--bind") + 1] == f"{tmp_path},/scratch/ada"
+    assert words[words.index("--env") + 1] == f"PYTHONPATH={tmp_path}/src"
+    image = words.index("container/image.sif")
+    assert words[image + 1 : image + 4] == ["python", "-m", "demo"]
+    (tmp_path / "container/image.sif").unlink()
+    project.root.joinpath("srun.args").unlink()
+    refused(project, script, job, "image.sif does not exist: run 'make image' first")
+
+
+def test_a_sweep_gets_the_line_that_starts_a_trial(render: Renderer, tmp_path: Path) -> None:
+    project = submission(render, tmp_path, sweep="optuna")
+    code, log = project.run("sweep", "--trials", "7", **ONE_NODE, SRUN_EXIT="75")
+    assert code == 75 and "back to the queue" in log
+    words = project.noted("python.args")
+    assert words[:6] == ["-m", "demo", "sweep", "--trials", "7", "--"]
+    expected = ".venv/bin/python -m demo train --device cuda --world-size 4"
+    assert words[6] == "srun" and words[-8:] == expected.split()
+
+
+def test_a_sweep_of_wandb_wants_a_name(render: Renderer, tmp_path: Path) -> None:
+    project = submission(render, tmp_path, sweep="wandb")
+    refused(project, "sweep", ONE_NODE, "name the sweep")
+    assert project.run("sweep", "ada/net/x1", **ONE_NODE)[0] == 0
+    assert project.noted("tool.args") == ["wandb", "agent", "--forward-signals", "ada/net/x1"]
+
+
+def test_the_check_of_communication_starts_all_ranks(srun: Submission) -> None:
+    assert srun.run("check_comm", "--timeout", "9", SRUN_EXIT="3")[0] == 3
+    assert srun.noted("srun.args")[-5:] == ["-m", "demo", "check-comm", "--timeout", "9"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "aim", "mlflow"])
+def test_servers_listen_to_this_node_alone(render: Renderer, tmp_path: Path, name: str) -> None:
+    project = submission(render, tmp_path, trackers=[name], monitoring_servers=[name])
+    (tmp_path / "runs" / ".aim").mkdir(parents=True)
+    code, log = project.run(f"monitoring/{name}")
+    assert code == 0, log
+    words = project.noted("tool.args")
+    assert words[0] == name
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert words[words.index("--port") + 1] == "45678"
+    assert re.search(r"^    ssh -N -L 45678:127.0.0.1:45678 -J \w+@login1 \w+@n1$", log, re.M)
+    assert "http://127.0.0.1:45678" in log
