@@ -1,5 +1,6 @@
 """Checkpoints: written whole or not at all, the newest good one found, the old ones removed."""
 
+import hashlib
 import logging
 import os
 import pickle
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .errors import UsageError
 
@@ -169,3 +171,13 @@ def load(path: Path) -> dict[str, Any]:
     ):
         raise UsageError(f"{path} is no checkpoint of this project: it was saved by something else")
     return state
+
+
+def parameters_sha256(network: nn.Module) -> str:
+    """Return a digest of all parameters and buffers, the same wherever they are the same."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        # As bytes: NumPy does not know bf16.
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

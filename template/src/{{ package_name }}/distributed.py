@@ -4,13 +4,16 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .config import Settings
 from .errors import UsageError
@@ -221,6 +224,22 @@ def choose_backend(wanted: str, device: torch.device) -> str:
     if wanted == "nccl" and device.type != "cuda":
         raise UsageError(f"backend nccl needs GPUs, but the device is {device}: use gloo or auto")
     return wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
+
+
+def distribute(network: nn.Module) -> DistributedDataParallel:
+    """Return the network with its gradients averaged over all ranks.
+
+    Buffers are not broadcast at each step: evaluation and checkpoints take rank 0's.
+    """
+    # torch 2.13 renamed the option.
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    option = new if new in signature(DistributedDataParallel).parameters else old
+    return DistributedDataParallel(network, gradient_as_bucket_view=True, **{option: False})
+
+
+def gradients_stay_here(network: nn.Module) -> AbstractContextManager:
+    """Keep a backward pass from averaging gradients: the last one of a step is enough."""
+    return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -1,24 +1,29 @@
 """The training loop."""
 
-import hashlib
 import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from inspect import signature
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint, data, model
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, parameters_sha256
 from .config import Settings
-from .distributed import Vote, World, autocast, joined, set_up_logging
+from .distributed import (
+    Vote,
+    World,
+    autocast,
+    distribute,
+    gradients_stay_here,
+    joined,
+    set_up_logging,
+)
 from .errors import UsageError
 from .evaluation import evaluate
 from .metrics import Meter
@@ -86,7 +91,10 @@ class Trainer:
         self.run_dir = Path(str(settings.run_dir))
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
         self._resume()
-        self.forward = self._wrap(self.network)
+        # What is called in training; the plain network serves evaluation and checkpoints.
+        self.forward = torch.compile(self.network) if settings.compile else self.network
+        if world.size > 1:
+            self.forward = distribute(self.forward)
 
     def train(self, trackers: list[str]) -> int:
         """Train to the end or to a signal; return the process's exit code."""
@@ -185,7 +193,7 @@ class Trainer:
         for number, ((inputs, targets), weight) in enumerate(weighted, 1):
             inputs = inputs.to(device, non_blocking=True)
             targets = targets.to(device, non_blocking=True)
-            with self._gradients_stay_here(number < len(weighted)):
+            with nullcontext() if number == len(weighted) else gradients_stay_here(self.forward):
                 with autocast(device, settings.precision):
                     loss = model.loss(self.forward(inputs), targets, settings.label_smoothing)
                 (loss * (weight / (settings.batch_size * settings.accumulate))).backward()
@@ -303,26 +311,6 @@ class Trainer:
     def _at_last_step(self) -> bool:
         return self.settings.max_steps is not None and self.step >= self.settings.max_steps
 
-    def _wrap(self, network: nn.Module) -> nn.Module:
-        """Return the network to call in training: compiled and shared between ranks, as set."""
-        if self.settings.compile:
-            network = torch.compile(network)
-        if self.world.size > 1:
-            # No broadcast of buffers at each step: evaluation and checkpoints take rank 0's.
-            # torch 2.13 renamed the option.
-            new, old = "forward_sync_buffers", "broadcast_buffers"
-            option = new if new in signature(DistributedDataParallel).parameters else old
-            network = DistributedDataParallel(
-                network, gradient_as_bucket_view=True, **{option: False}
-            )
-        return network
-
-    def _gradients_stay_here(self, wanted: bool) -> AbstractContextManager:
-        """Keep a backward pass from averaging gradients between ranks: once a step is enough."""
-        if wanted and isinstance(self.forward, DistributedDataParallel):
-            return self.forward.no_sync()
-        return nullcontext()
-
     def _save(self, best: bool = False) -> bool:
         """Save everything that a resumed run needs; every rank calls this.
 
@@ -390,12 +378,3 @@ class Trainer:
         for name, value in self.settings.as_dict().items():
             if name not in ("config", "run_dir", "resume") and before.get(name) != value:
                 log.warning("%s was %s at the checkpoint, now %s", name, before.get(name), value)
-
-
-def parameters_sha256(network: nn.Module) -> str:
-    """Return a digest of all parameters and buffers, the same wherever they are the same."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
