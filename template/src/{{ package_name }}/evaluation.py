@@ -32,7 +32,7 @@ def evaluate(
         targets = targets.to(world.device)
         with autocast(world.device, settings.precision):
             outputs = network(inputs.to(world.device)).float()
-        loss = model.loss(outputs, targets) * len(targets)
+        loss = model.loss(outputs, targets, label_smoothing=0.0) * len(targets)
         correct = model.count_correct(outputs, targets)
         sums += torch.stack([loss, correct.to(loss.dtype)]).cpu()
         count += len(targets)

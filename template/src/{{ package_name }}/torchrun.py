@@ -17,7 +17,8 @@ from .preemption import EXIT_CODE
 
 def run() -> None:
     """Run torchrun with this process's arguments."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR2"):  # not on Windows
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     code = 0
     try:
         main()
