@@ -109,6 +109,12 @@ def test_the_command_line_refuses_it_and_writes_nothing(
     assert not project.exists()
 
 
+@pytest.mark.parametrize("gpu_type", ["a100", "1g.10gb", "2080ti", "rtx_6000-ada"])
+def test_gpu_types_arrive(render: Renderer, gpu_type: str) -> None:
+    script = render({"gpu_type": gpu_type})["slurm/train_single_node.sbatch"]
+    assert f"#SBATCH --gres=gpu:{gpu_type}:4\n" in script
+
+
 @pytest.mark.parametrize("time_limit", ["90", "90:30", "12:00:00", "1-0", "2-12", "2-12:30"])
 @pytest.mark.parametrize("more", [{}, {"launcher": "torchrun"}])
 def test_walltimes_arrive(render: Renderer, time_limit: str, more: dict[str, str]) -> None:

@@ -43,6 +43,18 @@ def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
 
 
+def test_torchrun_does_not_claim_a_checkpoint_that_was_not_written(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()
+    job = torchrun(project, tmp_path / "run", 1, 2, "--max-steps=2000", "--log-every=1")
+    job.wait_for_step(5)
+    job.processes[0].terminate()
+    assert job.wait().codes == [1], job.log
+    assert "the checkpoint could not be written" in job.log
+
+
 def _family(job: Job) -> list[psutil.Process]:
     torchrun_process = psutil.Process(job.processes[0].pid)
     return [torchrun_process, *torchrun_process.children(recursive=True)]

@@ -91,9 +91,9 @@ def test_resume_is_exact_for_every_pipeline(
     project: Path, launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     # The stop falls in the second epoch, whose order differs from the first one's.
-    quick = ("--max-steps=1000", "--epochs=2", "--batch-size=250", "--log-every=1", *flags)
+    quick = ("--max-steps=1000", "--epochs=3", "--batch-size=250", "--log-every=1", *flags)
     whole = launch(2, *quick, name="whole")
-    epoch = whole.summary["global_step"] // 2
+    epoch = whole.summary["global_step"] // 3
     job = srun(project, tmp_path / "run", 2, *quick)
     job.wait_for_step(epoch + 2)
     job.processes[0].send_signal(signal.SIGUSR2)

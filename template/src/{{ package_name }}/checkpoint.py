@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ class Checkpoints:
                 self._named("latest") or "the beginning",
             )
             return False
-        self._prune()
+        self._prune(path)
         return True
 
     def newest(self) -> Path | None:
@@ -69,10 +68,10 @@ class Checkpoints:
         path = self.folder / pointer
         return path.read_text(encoding="utf-8") if path.exists() else None
 
-    def _prune(self) -> None:
-        best = self._named("best")
+    def _prune(self, written: Path) -> None:
+        kept = (self._named("best"), written.name)
         for path in sorted(self.folder.glob("step-*.pt"))[: -self.keep]:
-            if path.name != best:
+            if path.name not in kept:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("*.tmp"):
             path.unlink(missing_ok=True)
@@ -114,8 +113,8 @@ def find_fault(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
-        return str(error)
+    except Exception as error:  # a changed byte can make zipfile raise anything
+        return str(error) or type(error).__name__
     return f"checksum of {damaged}" if damaged else None
 
 
@@ -164,8 +163,9 @@ def load(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise UsageError(f"{path} is no checkpoint: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # nor is it said what torch.load raises for what is none
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(f"{path} is no checkpoint: {reason}") from None
     if not isinstance(state, dict) or not {"network", "optimizer", "samples_per_step"} <= set(
         state
     ):

@@ -25,7 +25,8 @@ class Meter:
     def restart(self) -> None:
         """Begin anew."""
         self.sums = torch.zeros(2, device=self.device)
-        self.samples, self.steps, self.since = 0, 0, time.perf_counter()
+        self.samples, self.steps = 0, 0
+        self.earlier, self.since = 0, time.perf_counter()
 
     def add(self, loss: Tensor, norm: Tensor | None, samples: int) -> None:
         """Count a step: summed loss of this rank's samples, gradient norm, samples of all ranks."""
@@ -40,9 +41,10 @@ class Meter:
     def read(self, world: World) -> dict[str, float]:
         """Return the means over all ranks and begin anew; every rank must call this."""
         loss, norm, samples, steps = self.total(world)
-        seconds = time.perf_counter() - self.since
+        seconds, earlier = time.perf_counter() - self.since, self.earlier
         self.restart()
-        readings = {"train/loss": loss / samples, "train/images_per_second": samples / seconds}
+        speed = (samples - earlier) / seconds
+        readings = {"train/loss": loss / samples, "train/images_per_second": speed}
         return {**readings, "train/gradient_norm": norm / steps} if norm else readings
 
     def total(self, world: World) -> list[float]:
@@ -56,6 +58,7 @@ class Meter:
         self.restart()
         self.sums += torch.tensor([loss if world.is_main else 0.0, norm], device=self.device)
         self.samples, self.steps = int(samples), int(steps)
+        self.earlier = self.samples  # whose time was the interrupted run's
 
 
 class JsonLines:

@@ -153,7 +153,7 @@ class TrainBatches:
             "pin_memory": pin,
             "worker_init_fn": ignore_signals,
             "collate_fn": getattr(dataset, "collate", None),
-            # Its own: the workers' seeds depend on the epoch alone.
+            # Its own: the workers' seeds do not depend on what else drew random numbers.
             "generator": torch.Generator(),
         }
         if isinstance(dataset, ShardStream):
@@ -189,6 +189,8 @@ class TrainBatches:
             self.last = batch
             if number >= batches:
                 yield batch
+        if self.last is None:
+            raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
 
 
 def evaluation_batches(

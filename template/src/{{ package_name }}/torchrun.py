@@ -1,38 +1,50 @@
 """torchrun, as we need it: `python -m <package>.torchrun [torchrun's options] -m <package> train`.
 
-It differs in two ways. USR2, which Slurm sends to every process of a step before the time limit,
-is for the ranks: torchrun itself would die of it. And the exit code is that of the rank that
-failed first, so that the batch script can tell 75 (stopped, run me again) from a failure.
+It differs in three ways. USR2, which Slurm sends to every process of a step before the time limit,
+is for the ranks: torchrun itself would die of it. After TERM or INT, which it passes on, it gives
+the ranks time to save. And its exit code is that of the ranks, so that the batch script can tell 75
+(stopped, run me again) from a failure.
 """
 
 import signal
 import sys
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
-from .preemption import EXIT_CODE
+SAVING_SECONDS = 120
+"""how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
 
 
 def run() -> None:
     """Run torchrun with this process's arguments."""
     if hasattr(signal, "SIGUSR2"):  # not on Windows
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    codes: set[int] = set()
+    close = PContext.close
+
+    def close_and_note(
+        context: PContext, death_sig: signal.Signals | None = None, timeout: int = 30
+    ) -> None:
+        close(context, death_sig, max(timeout, SAVING_SECONDS))
+        handlers = getattr(context, "subprocess_handlers", {})
+        codes.update(handler.proc.returncode for handler in handlers.values())
+
+    PContext.close = close_and_note
     code = 0
     try:
         main()
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        # A rank that a signal killed has its negative number: say it as a shell does.
-        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-    except SignalException as error:
-        # torchrun passed the signal on, and the ranks had their time to save.
-        asked = error.sigval in (signal.SIGTERM, signal.SIGINT)
-        code = EXIT_CODE if asked else 128 + error.sigval
+        code = failure.exitcode
+    except SignalException:
+        # Ranks that all say the same are believed.
+        code = codes.pop() if len(codes) == 1 else 1
     # srun sends it when the first node leaves with 75: that must stay our exit code, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(code)
+    # Of a rank that a signal killed, the code is negative: say it as a shell does.
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Trainer:
     def __init__(self, settings: Settings, world: World, stop: StopRequest) -> None:
         self.settings, self.world, self.stop = settings, world, stop
         self.epoch, self.step, self.epoch_steps, self.consumed = 0, 0, 0, 0
-        self.best_accuracy = -1.0
+        self.best_accuracy, self.validated_step = -1.0, 0
         self.resumed_from: int | None = None
         self.run_ids: dict[str, str] = {}
         self.trained_samples, self.trained_seconds = 0, 0.0
@@ -102,7 +102,7 @@ class Trainer:
         if self.settings.dry_run:
             return 0
         if self.resumed_from and self._is_done() and self.world.share(self._has_summary()):
-            log.info("nothing is left to do: this run has finished")
+            log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
         self.report = Report(
             self.settings, self.world, trackers, self.resumed_from or 0, self.run_ids
@@ -113,6 +113,8 @@ class Trainer:
             while not self._is_done() and not stopped:
                 stopped = not self._train_epoch()
             if not stopped:
+                if self.validated_step != self.step:
+                    self._end_epoch(whole=False)
                 self._summarize()
             status = "preempted" if stopped else "finished"
         finally:
@@ -140,7 +142,7 @@ class Trainer:
             bar.update()
             if self.step % self.settings.log_every == 0:
                 self._log_step()
-            if self.step % self.settings.checkpoint_every == 0:
+            if self.step % self.settings.checkpoint_every == 0 and not self._at_last_step():
                 self._save()
         vote.result()
         bar.close()
@@ -159,6 +161,8 @@ class Trainer:
                 self.run_dir,
             )
             return False
+        if samples == 0 and self.step == 0:
+            raise UsageError("the training set has no samples: is data_dir the right folder?")
         self._end_epoch(whole=samples == 0)
         return True
 
@@ -217,9 +221,12 @@ class Trainer:
     def _end_epoch(self, whole: bool) -> None:
         """Evaluate on the validation set and save; `whole` unless max_steps cut the epoch short."""
         began = time.perf_counter()
+        # First of all: a signal in a long validation then costs no more than the validation.
+        self._save()
         loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
         best = accuracy > self.best_accuracy
         self.best_accuracy = max(accuracy, self.best_accuracy)
+        self.validated_step = self.step
         if whole:
             self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
         self.report.metrics(
@@ -331,6 +338,7 @@ class Trainer:
             "epoch_steps": self.epoch_steps,
             "consumed": self.consumed,
             "best_accuracy": self.best_accuracy,
+            "validated_step": self.validated_step,
             "meter": meter,
             "run_ids": self.report.run_ids,
             "world_size": self.world.size,
@@ -360,6 +368,7 @@ class Trainer:
             # The batches that each rank would have had by now.
             self.epoch_steps = self.consumed // self.samples_per_step
         self.best_accuracy = state["best_accuracy"]
+        self.validated_step = state["validated_step"]
         self.meter.resume(state["meter"], self.world)
         self.resumed_from = self.step
         if found.is_relative_to(self.run_dir):
