@@ -163,6 +163,26 @@ def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: P
     assert (tmp_path / "best").read_text() == "step-00000002.pt"
 
 
+def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
+    project: Path, tmp_path: Path
+) -> None:
+    from demo.checkpoint import Checkpoints, find_fault
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.save({"step": 1000, "weights": torch.zeros(8)}, 1000)
+    newer = tmp_path / "step-00001000.pt"
+    whole = newer.read_bytes()
+    for position in range(0, len(whole), 7):
+        newer.write_bytes(
+            whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
+        )
+        find_fault(newer)  # whatever it finds, it says so and does not raise
+    newer.write_bytes(whole[: len(whole) // 2])
+    # A run that went on from elsewhere saves an earlier step: that is the one to keep.
+    assert checkpoints.save({"step": 600}, 600)
+    assert checkpoints.newest() == tmp_path / "step-00000600.pt"
+
+
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
