@@ -81,7 +81,6 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     "flags",
     [
         ("--streaming",),
-        ("--streaming", "--workers=2"),
         ("--workers=2",),
         ("--accumulate=3", "--clip-norm=0.5", "--precision=bf16", "--schedule=cosine"),
     ],

@@ -26,8 +26,10 @@ def evaluate(
     network.eval()
     sums = torch.zeros(2, dtype=torch.float64)
     count = 0
+    # In this process: a worker forked from one with as many threads as training has started by now
+    # can hang for ever at its start.
     for inputs, targets in evaluation_batches(
-        dataset, settings.test_batch_size, world.rank, world.size, settings.workers
+        dataset, settings.test_batch_size, world.rank, world.size, workers=0
     ):
         targets = targets.to(world.device)
         with autocast(world.device, settings.precision):
