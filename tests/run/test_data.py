@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+LOCK = threading.Lock()
+
 
 def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]:
     """Return the indices that all ranks together train on, step by step."""
@@ -57,6 +59,25 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
     assert other != again
 
 
+def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> None:
+    """A thread of the rank may hold any lock when workers start; a copy would wait for ever."""
+    from demo.sharding import TrainBatches
+
+    batches = TrainBatches(_stream(), 10, 0, 1, seed=1, workers=2, pin=False)
+    with LOCK:
+        assert sum(len(batch) for batch in batches.epoch(0)) == 280
+
+
+def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
+    from demo.errors import UsageError
+    from demo.sharding import ShardStream, TrainBatches
+
+    stream = ShardStream(range(7), lambda shard: iter([shard]), length=7)
+    batches = TrainBatches(stream, 1, 0, 1, seed=1, workers=1, pin=False)
+    with pytest.raises(UsageError, match=r"can't get the ShardStream of data.py: .*--workers 0"):
+        next(batches.epoch(0))
+
+
 def _stream():  # noqa: ANN202 - its type is the project's
     from demo.sharding import ShardStream
 
@@ -65,6 +86,7 @@ def _stream():  # noqa: ANN202 - its type is the project's
 
 def _read(shard: int) -> Iterator[int]:
     """Shard n has 10 × (n + 1) samples."""
+    assert not LOCK.locked(), "this process would wait for ever"
     first = 10 * shard * (shard + 1) // 2
     yield from range(first, first + 10 * (shard + 1))
 

@@ -3,14 +3,16 @@
 import math
 import os
 import signal
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from .conftest import Job, Launch, srun
+from .conftest import PATIENCE, Job, Launch, srun
 
 # Two epochs of 58 steps on two ranks, so that stops fall inside an epoch and behind its end.
 LONG = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=1")
@@ -81,6 +83,7 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     "flags",
     [
         ("--streaming",),
+        ("--streaming", "--workers=2"),
         ("--workers=2",),
         ("--accumulate=3", "--clip-norm=0.5", "--precision=bf16", "--schedule=cosine"),
     ],
@@ -101,6 +104,66 @@ def test_resume_is_exact_for_every_pipeline(
     assert epoch < resumed.summary["resumed_from_step"] < whole.summary["global_step"]
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
     assert learned(resumed) == learned(whole)
+
+
+def processes_of(job: Job) -> set[int]:
+    """Return the ids of the ranks' processes and of all that they started and that still run."""
+    sessions, found = {process.pid for process in job.processes}, set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(session) in sessions and state != "Z":
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("flags", [("--workers=2",), ("--streaming", "--workers=2")], ids=" ".join)
+def test_signals_to_every_process_of_the_job_end_no_loading_worker(
+    project: Path, launch: Launch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """Slurm signals ranks, workers and helpers alike, at any moment of their lives."""
+    whole = launch(2, *LONG, *flags, name="whole")
+    job = srun(project, tmp_path / "run", 2, *LONG, *flags)
+    ranks = {process.pid for process in job.processes}
+    struck: set[int] = set()
+    while max((line["step"] for line in job.metrics()), default=0) < 70:
+        assert job.processes[0].poll() is None, job.log
+        # Workers and helpers, from their first instant on.
+        for pid in processes_of(job) - ranks:
+            struck.add(pid)
+            _send(pid, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+    assert len(struck) >= 2 * (2 + 2), "each rank has two helpers and two workers"
+    for pid in processes_of(job):
+        _send(pid, signal.SIGUSR2, signal.SIGTERM)
+    assert job.wait().codes == [75, 75], job.log
+    assert "Traceback" not in job.log and "Error" not in job.log
+
+    resumed = launch(2, *LONG, *flags)
+    assert 70 <= resumed.summary["resumed_from_step"] < whole.summary["global_step"]
+    assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    assert learned(resumed) == learned(whole)
+
+
+def _send(pid: int, *numbers: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        for number in numbers:
+            os.kill(pid, number)
+
+
+def test_loading_workers_leave_with_a_killed_rank(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 1, *LONG, "--workers=2")
+    job.wait_for_step(5)
+    try:
+        assert len(processes_of(job)) >= 1 + 2 + 2, "a rank, two helpers, two workers"
+        job.processes[0].kill()
+        job.processes[0].wait()
+        deadline = time.monotonic() + PATIENCE
+        while processes_of(job):
+            assert time.monotonic() < deadline, "some were left behind"
+            time.sleep(0.05)
+    finally:
+        for pid in processes_of(job):
+            _send(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(1, ()), (3, ()), (1, ("--streaming",))])

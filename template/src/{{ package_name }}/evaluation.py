@@ -26,10 +26,8 @@ def evaluate(
     network.eval()
     sums = torch.zeros(2, dtype=torch.float64)
     count = 0
-    # In this process: a worker forked from one with as many threads as training has started by now
-    # can hang for ever at its start.
     for inputs, targets in evaluation_batches(
-        dataset, settings.test_batch_size, world.rank, world.size, workers=0
+        dataset, settings.test_batch_size, world.rank, world.size, settings.workers
     ):
         targets = targets.to(world.device)
         with autocast(world.device, settings.precision):

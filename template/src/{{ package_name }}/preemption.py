@@ -42,7 +42,7 @@ class StopRequest:
         self.received = signal.Signals(number).name
 
 
-def ignore_signals(_worker: int = 0) -> None:
+def ignore_signals() -> None:
     """Make this process deaf: a loading worker, since the rank decides; a rank that is done."""
     for number in StopRequest.SIGNALS:
         signal.signal(number, signal.SIG_IGN)

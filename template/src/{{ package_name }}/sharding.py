@@ -22,8 +22,8 @@ from torch.utils.data import (
 )
 
 from .errors import UsageError
-from .preemption import ignore_signals
 from .seeding import derive
+from .workers import loading_workers, started
 
 
 class EpochSampler(Sampler[list[int]]):
@@ -68,8 +68,8 @@ class ShardStream(IterableDataset):
 
     Args:
         shards: what to read, such as file names; at least one for each rank.
-        read: makes an iterator over the samples of one shard; a function of a module, not a
-            lambda, where workers are started by pickling (macOS, Windows).
+        read: makes an iterator over the samples of one shard; a function of a module or a
+            method, not a lambda: loading workers get it pickled.
         length: samples of all shards together, if known; the learning rate's schedule needs it,
             or else --max-steps.
         shuffle: samples to hold back and draw from at random, since a shard has an order.
@@ -149,9 +149,8 @@ class TrainBatches:
         self.dataset, self.seed, self.rank = dataset, seed, rank
         self.last: Any = None
         options: dict[str, Any] = {
-            "num_workers": workers,
+            **loading_workers(workers),
             "pin_memory": pin,
-            "worker_init_fn": ignore_signals,
             "collate_fn": getattr(dataset, "collate", None),
             # Its own: the workers' seeds do not depend on what else drew random numbers.
             "generator": torch.Generator(),
@@ -185,7 +184,7 @@ class TrainBatches:
         else:
             self.sampler.set_epoch(epoch, consumed)
             batches = 0
-        for number, batch in enumerate(self.loader):
+        for number, batch in enumerate(started(self.loader)):
             self.last = batch
             if number >= batches:
                 yield batch
@@ -195,13 +194,13 @@ class TrainBatches:
 
 def evaluation_batches(
     dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int
-) -> DataLoader:
-    """Return a loader of every world-size-th sample: each sample once, on one rank, unpadded."""
+) -> Iterator[Any]:
+    """Return batches of every world-size-th sample: each sample once, on one rank, unpadded."""
     mine = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
-    return DataLoader(
+    loader = DataLoader(
         dataset,
         batch_sampler=BatchSampler(mine, batch_size, drop_last=False),
-        num_workers=workers,
-        worker_init_fn=ignore_signals,
+        **loading_workers(workers),
         collate_fn=getattr(dataset, "collate", None),
     )
+    return started(loader)
