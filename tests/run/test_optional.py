@@ -1,4 +1,4 @@
-"""The commands that an answer adds: check-comm and sweep."""
+"""The command that an answer adds: sweep."""
 
 import json
 import os
@@ -10,74 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PATIENCE, Job, clean_environment, free_port, spawn
+from .conftest import PATIENCE, clean_environment
 
 TRIAL = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=20")
-
-
-def check_comm(project: Path, folder: Path, ranks: int, *flags: str, module: str = "demo") -> Job:
-    """Run check-comm on some ranks of this machine."""
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": str(ranks),
-        "PYTHONPATH": f"{folder}{os.pathsep}{project / 'src'}",
-    }
-    envs = [{**shared, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(ranks)]
-    command = [module, "check-comm", "--device=cpu", *flags]
-    return spawn(project, folder / "check", [command] * ranks, envs).wait()
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_that_understand_each_other_pass(
-    full_project: Path, tmp_path: Path, ranks: int
-) -> None:
-    report = tmp_path / "report.json"
-    job = check_comm(full_project, tmp_path, ranks, "--max-bytes=20000", f"--json={report}")
-    assert job.codes == [0] * ranks, job.log
-    found = json.loads(report.read_text())
-    assert (found["backend"], found["faults"], len(found["ranks"])) == ("gloo", 0, ranks)
-    # Five operations, two sizes; the factors are those of nccl-tests.
-    assert len(found["speed"]) == 10
-    factors = {
-        row["operation"]: round(row["bus_gb_s"] / row["algorithm_gb_s"], 6)
-        for row in found["speed"]
-    }
-    share = round((ranks - 1) / ranks, 6)
-    assert factors == {
-        "all-reduce": round(2 * (ranks - 1) / ranks, 6),
-        "broadcast": 1,
-        "all-gather": share,
-        "reduce-scatter": share,
-        "send/recv ring": 1,
-    }
-    assert f"{ranks} ranks on gloo: all is right" in job.logs[0].read_text()
-    assert [line for log in job.logs[1:] for line in log.read_text().splitlines()] == []
-
-
-def test_a_wrong_result_on_one_rank_fails_them_all(full_project: Path, tmp_path: Path) -> None:
-    (tmp_path / "tampered.py").write_text(
-        "import os, sys, torch\n"
-        "from demo import __main__, check_comm\n"
-        "broadcast = torch.distributed.broadcast\n"
-        "def tampered(message, src):\n"
-        "    broadcast(message, src)\n"
-        "    message[-1] += int(os.environ['SLURM_PROCID'] == '1')\n"
-        "torch.distributed.broadcast = tampered\n"
-        "sys.exit(check_comm.main(sys.argv[2:]))\n"
-    )
-    job = check_comm(full_project, tmp_path, 2, "--max-bytes=2000", module="tampered")
-    assert job.codes == [1, 1], job.log
-    assert "wrong result of broadcast" in job.logs[1].read_text()
-    assert "2 ranks on gloo: FAILED" in job.logs[0].read_text()
-
-
-def test_check_comm_needs_two_ranks(full_project: Path, tmp_path: Path) -> None:
-    job = check_comm(full_project, tmp_path, 1)
-    assert job.codes == [1]
-    (line,) = job.log.splitlines()
-    assert line.startswith("error: check-comm needs two ranks or more")
 
 
 def sweep(project: Path, folder: Path, *flags: str, launch: str = "") -> subprocess.Popen:
