@@ -130,6 +130,7 @@ def complete(answers: Mapping[str, Any]) -> Answers:
         "monitoring_servers": [],
         "sweep": "none",
         "comm_check": True,
+        "requeue": True,
         "ci": "none",
         "package_name": "mnist_ddp",
     }
@@ -146,12 +147,17 @@ ALWAYS = (
     "pyproject.toml",
     "scripts/setup.ps1",
     "tests/conftest.py",
+    "tests/test_check_comm.py",
+    "tests/test_doctor.py",
     "tests/test_train.py",
     "tests/test_yours.py",
 )
 CORE = (
     "__init__ __main__ checkpoint config data distributed errors evaluation launcher metrics mnist "
-    "model preemption provenance report schedule seeding sharding torchrun train tracking/__init__"
+    "model preemption provenance report schedule seeding sharding torchrun train workers "
+    "tracking/__init__ check_comm/__init__ check_comm/channel check_comm/examine "
+    "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
+    "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
 )
 
 
@@ -166,9 +172,10 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
     }
+    if a["requeue"]:
+        files |= {"slurm/task_epilog.sh"}
     if a["comm_check"]:
-        files |= {"slurm/check_comm.sbatch", f"{package}/check_comm.py"}
-        files |= {"tests/test_check_comm.py"}
+        files |= {"slurm/check_comm.sbatch", "slurm/doctor.sbatch"}
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
     if a["sweep"] == "wandb":

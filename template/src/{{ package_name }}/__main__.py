@@ -47,6 +47,13 @@ def check_comm(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def doctor(argv: Sequence[str]) -> int:
+    """check what a job needs: software, Slurm's answers, nodes, data, trackers"""
+    from .doctor import main
+
+    return main(argv)
+
+
 def sweep(argv: Sequence[str]) -> int:
     """search for better settings, one trial after another"""
     from .sweep import main
@@ -57,6 +64,7 @@ def sweep(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train"),
     "download": (download, "data"),
+    "doctor": (doctor, "doctor"),
     "check-comm": (check_comm, "check_comm"),
     "sweep": (sweep, "sweep"),
 }

@@ -1,0 +1,175 @@
+"""What the batch scripts that train ask for, and whether it is there.
+
+The scripts are read, not the template's answers: they are what Slurm reads, and users edit them.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .findings import Finding
+
+# As the scripts find the module command.
+PROLOGUE = """
+if [[ -f slurm/site.sh ]]; then . slurm/site.sh; fi
+if ! command -v module; then
+    for file in /etc/profile.d/{modules,lmod}.sh; do
+        if [[ -r $file ]]; then . "$file"; fi
+    done
+fi
+"""
+FIRST_CODE = 100  # of the exit codes that tell which line failed
+PATIENCE = 120  # seconds for modules and an image; file systems can be slow
+
+
+@dataclass(frozen=True)
+class Script:
+    """A batch script.
+
+    Args:
+        options: sbatch's options by long name, as the script and the environment give them.
+        modules: its lines of `module`, in their order.
+        python: the interpreter that it runs; image: the container image. One of them is None.
+    """
+
+    path: Path
+    options: argparse.Namespace
+    modules: tuple[str, ...]
+    python: str | None
+    image: str | None
+
+    @property
+    def gpus(self) -> tuple[str, int] | None:
+        """The type of GPU ('' for any) and how many a node must have, None without GPUs."""
+        asked = [part for part in (self.options.gres or "").split(",") if part.startswith("gpu")]
+        words = (self.options.gpus_per_node or "".join(asked[:1])).split(":")
+        if words == [""]:
+            return None
+        count = int(words.pop()) if words[-1].isdigit() else 1
+        return "".join(word for word in words if word != "gpu"), count
+
+
+def read(folder: Path) -> tuple[list[Script], list[Finding]]:
+    """Return the scripts that train, and what is wrong with those that can't be read."""
+    scripts, wrong = [], []
+    for path in sorted(folder.glob("train_*.sbatch")):
+        try:
+            scripts.append(_read(path))
+        except (OSError, ValueError) as error:
+            wrong.append(Finding("error", "scripts", f"{path} can't be read: {error}"))
+    if not scripts and not wrong:
+        message = f"there is no {folder}/train_*.sbatch here: is this the project's root?"
+        wrong.append(Finding("warning", "scripts", message))
+    return scripts, wrong
+
+
+def _read(path: Path) -> Script:
+    text = path.read_text(encoding="utf-8")
+    words = [
+        word
+        for line in re.findall(r"^#SBATCH\s+(.*)", text, re.MULTILINE)
+        for word in shlex.split(line, comments=True)
+    ]
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for *names, variable in (
+        ("--partition", "-p", "PARTITION"),
+        ("--time", "-t", "TIMELIMIT"),
+        ("--nodes", "-N", "NODES"),
+        ("--account", "-A", "ACCOUNT"),
+        ("--qos", "-q", "QOS"),
+        ("--gres", "GRES"),
+        ("--gpus-per-node", "GPUS_PER_NODE"),
+    ):
+        parser.add_argument(*names, default="")
+        # sbatch lets a variable override the script.
+        if given := os.environ.get(f"SBATCH_{variable}"):
+            words += [names[0], given]
+    return Script(
+        path,
+        parser.parse_known_args(words)[0],
+        tuple(line.strip() for line in re.findall(r"^module [^|;&#\n]+", text, re.MULTILINE)),
+        _assigned("python", text),
+        _assigned("image", text),
+    )
+
+
+def _assigned(name: str, text: str) -> str | None:
+    found = re.search(rf"^{name}=(\S+)$", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def check(jobs: Sequence[Script]) -> Iterator[Finding]:
+    """Load the modules as the scripts do, and start the interpreter or the image with them."""
+    if not shutil.which("sbatch"):
+        return
+    alike: dict[tuple, list[Script]] = {}
+    for job in jobs:
+        alike.setdefault((job.modules, job.python, job.image), []).append(job)
+    for same in alike.values():
+        names = ", ".join(str(job.path) for job in same)
+        yield from _start(same[0], names)
+
+
+def _start(job: Script, names: str) -> Iterator[Finding]:
+    """Run what a script runs before it trains, line by line."""
+    started = job.image or job.python or "python"
+    cure = "make image" if job.image else "make setup"
+    if not Path(started).exists():
+        message = f"{started} of {names} does not exist: run '{cure}' first"
+        yield Finding("error", "interpreter", message)
+        return
+    # What is looked at, the line, and what it means if that fails.
+    lines = []
+    if job.modules:
+        missing = f"there is no module command on {socket.gethostname()}, but {names} needs it"
+        lines.append(("modules", "command -v module", missing))
+    for line in job.modules:
+        missing = f"'{line}' of {names} fails: 'module avail' lists what can be loaded"
+        lines.append(("modules", line, missing))
+    if job.image:
+        missing = f"there is no apptainer on {socket.gethostname()}: compute nodes may have it, "
+        missing += "or its module belongs in slurm/site.sh"
+        lines.append(("apptainer", "command -v apptainer", missing))
+        run = f'apptainer exec --bind "$PWD" {job.image} python --version'
+    else:
+        run = f"{started} --version"
+    lines.append(("interpreter", run, f"{started} of {names} does not start: run '{cure}' again"))
+    try:
+        done = subprocess.run(
+            ["bash", "-l", "-c", PROLOGUE + _or_exit(line for _, line, _ in lines)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"{started} of {names} did not start within {PATIENCE} s: is a file system slow?"
+        yield Finding("error", "interpreter", message)
+        return
+    if done.returncode:
+        name, _, message = lines[max(0, done.returncode - FIRST_CODE)]
+        # Login nodes often lack what compute nodes have.
+        elsewhere = name == "apptainer" and "SLURM_JOB_ID" not in os.environ
+        yield Finding("warning" if elsewhere else "error", name, message)
+        return
+    if job.modules:
+        yield Finding("ok", "modules", f"{', '.join(job.modules)} of {names}")
+    yield Finding("ok", "interpreter", f"{started} of {names}: {done.stdout.split()[-1]}")
+    if job.image:
+        yield Finding("ok", "image", "its packages are checked when doctor runs in it, in a job")
+    elif Path(started).parents[1].resolve() != Path(sys.prefix).resolve():
+        message = f"packages were checked for {sys.executable}, but jobs use {started}: run that"
+        yield Finding("warning", "interpreter", message)
+
+
+def _or_exit(lines: Iterable[str]) -> str:
+    """Return lines of the shell of which the first that fails gives the exit code."""
+    return "\n".join(f"{line} || exit {FIRST_CODE + n}" for n, line in enumerate(lines))
