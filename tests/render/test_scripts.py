@@ -20,7 +20,7 @@ COMMANDS = {
         ' exit "${SRUN_EXIT:-0}"'
     ),
     "scontrol": 'if [[ $1 == show ]]; then printf "n%s\\n" {1..9}; else echo "$@" > requeued; fi',
-    "squeue": 'echo "${JOB_STATE:-RUNNING None}"',
+    "squeue": 'echo "${JOB_STATE:-RUNNING None 0}"',
     "apptainer": 'echo "Python 3.12.1"',
     "hostname": "echo n1",
     "tool": 'printf "%s\\n" "${0##*/}" "$@" > tool.args',
@@ -231,23 +231,35 @@ def test_a_missing_environment_is_named_with_its_cure(srun: Submission) -> None:
     refused(srun, "train_multi_node", {}, "project/.venv/bin/python does not exist.*make setup")
 
 
-@pytest.mark.parametrize("code", [1, 2, 134, 137])
+@pytest.mark.parametrize("code", [1, 2, 3])
 def test_the_exit_code_of_the_ranks_is_that_of_the_job(srun: Submission, code: int) -> None:
     assert srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=f"{code}")[0] == code
     assert not srun.noted("requeued")
 
 
-@pytest.mark.parametrize("state", ["RUNNING None", "COMPLETING TimeLimit"])
-def test_a_stopped_job_goes_back_to_the_queue(srun: Submission, state: str) -> None:
-    code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT="75", JOB_STATE=state)
-    assert code == 75 and "back to the queue" in log
+@pytest.mark.parametrize("state", ["RUNNING None 0", "COMPLETING TimeLimit 0"])
+@pytest.mark.parametrize("status", ["75", "137"])
+def test_a_stopped_or_killed_job_goes_back_to_the_queue(
+    srun: Submission, state: str, status: str
+) -> None:
+    code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=status, JOB_STATE=state)
+    assert code == int(status) and "back to the queue" in log
     assert srun.noted("requeued") == ["requeue 123456"]
+
+
+def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
+    task = {"SLURM_ARRAY_JOB_ID": "123450", "SLURM_ARRAY_TASK_ID": "7"}
+    code, log = srun.run("train_single_node", **ONE_NODE, **task, SRUN_EXIT="75")
+    assert code == 75 and "task 7 of an array: a job of its own" in log
+    assert srun.noted("requeued") == ["requeue 123450_7"]
+    assert srun.noted("srun.args")[-1] == "--seed=7"
 
 
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"JOB_STATE": "COMPLETING None"}, "the job was cancelled"),
+        ({"JOB_STATE": "COMPLETING None 0"}, "the job was cancelled"),
+        ({"JOB_STATE": "COMPLETING None 1"}, "Slurm has put the job back into the queue"),
         ({"SLURM_RESTART_COUNT": "10"}, "that was done 10 times"),
         ({"SLURM_RESTART_COUNT": "2", "MAX_REQUEUES": "2"}, "that was done 2 times"),
     ],

@@ -122,14 +122,14 @@ def joined(settings: Settings) -> Iterator[World]:
     """
     ranks = Ranks.from_environment(os.environ)
     if settings.world_size not in (None, ranks.size):
+        array = ", and tasks of an array are jobs of their own, never ranks"
         raise UsageError(
             f"world_size is {settings.world_size}, but the launcher ({ranks.launcher}) gave "
-            f"{ranks.size} rank(s): change one of the two"
+            f"{ranks.size} rank(s){array if 'SLURM_ARRAY_TASK_ID' in os.environ else ''}: change "
+            "one of the two"
         )
     device = choose_device(settings.device, ranks)
     backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
-    hostnames: list[str | None] = [socket.gethostname()]
-    control = None
     if backend:
         address = meeting_point(os.environ)
         try:
@@ -147,31 +147,36 @@ def joined(settings: Settings) -> Iterator[World]:
                 f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
                 "MASTER_ADDR out of reach?)"
             ) from None
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
-        hostnames = [None] * ranks.size
-        dist.all_gather_object(hostnames, socket.gethostname(), group=control)
-    world = World(
-        ranks.rank,
-        ranks.size,
-        ranks.local_rank,
-        ranks.launcher,
-        device,
-        backend,
-        tuple(str(name) for name in hostnames),
-        control,
-    )
-    del control  # `world` alone holds it, and lets go of it
     try:
+        world = World(
+            ranks.rank,
+            ranks.size,
+            ranks.local_rank,
+            ranks.launcher,
+            device,
+            backend,
+            *_introduce(ranks, settings.timeout),
+        )
         yield world
     except RuntimeError as error:
         # How Gloo says that the process at the other end is gone.
         if "peer" not in str(error):
             raise
         raise UsageError(
-            f"rank {world.rank} on {socket.gethostname()} lost another rank: look above for what "
+            f"rank {ranks.rank} on {socket.gethostname()} lost another rank: look above for what "
             "that one said last (killed for its memory, perhaps, if nothing)"
         ) from None
     world.leave()
+
+
+def _introduce(ranks: Ranks, timeout: int) -> tuple[tuple[str, ...], dist.ProcessGroup | None]:
+    """Return the hostnames of all ranks, and the group through which they talk."""
+    if ranks.size == 1:
+        return (socket.gethostname(),), None
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    hostnames: list[Any] = [None] * ranks.size
+    dist.all_gather_object(hostnames, socket.gethostname(), group=control)
+    return tuple(hostnames), control
 
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:

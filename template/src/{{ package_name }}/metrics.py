@@ -1,6 +1,7 @@
 """What is measured: means over steps and ranks, and a line of JSON for each logged step."""
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from .checkpoint import write_atomically
 from .distributed import World
+
+log = logging.getLogger(__name__)
 
 
 class Meter:
@@ -79,12 +82,19 @@ class JsonLines:
             except ValueError:
                 continue
         write_atomically(path, "".join(kept))
-        self.file = path.open("a", encoding="utf-8")
+        self.file = path.open("ab", buffering=0)
+        self.waiting = b""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step."""
-        self.file.write(json.dumps({"step": step, **metrics}) + "\n")
-        self.file.flush()
+        """Append the metrics of a step; what a full disk does not take goes with a later step."""
+        complained = bool(self.waiting)
+        self.waiting += json.dumps({"step": step, **metrics}).encode() + b"\n"
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
+        except OSError as error:
+            if not complained:
+                log.error("can't write %s (%s); training goes on", self.file.name, error.strerror)
 
     def close(self) -> None:
         """Close the file."""

@@ -29,8 +29,16 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
 
     A requeued job keeps its id, and so finds its folder again. Each task of an array is a run of
     its own.
+
+    Raises:
+        UsageError: all tasks of an array are told to use one folder.
     """
     if settings.run_dir:
+        if int(os.environ.get("SLURM_ARRAY_TASK_COUNT", 1)) > 1:
+            raise UsageError(
+                f"run_dir is {settings.run_dir}, but each task of an array is a run of its own: "
+                "leave --run-dir out, and use --experiment to keep the runs together"
+            )
         return settings
     now = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
@@ -122,7 +130,13 @@ class Report:
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json and log it."""
         if self.active:
-            self._write("summary.json", json.dumps(values, indent=2))
+            try:
+                self._write("summary.json", json.dumps(values, indent=2))
+            except OSError as error:
+                raise UsageError(
+                    f"can't write {self.folder / 'summary.json'}: {error.strerror}; make room, and "
+                    "the same command goes on from the newest checkpoint"
+                ) from None
             log.info(
                 "test accuracy %.2f %%, test loss %.4f; all of it in %s",
                 100 * values["test_accuracy"],

@@ -1,0 +1,297 @@
+"""A real Slurm cluster on this machine: slurmctld, munge and a slurmd for each node.
+
+Everything lives in namespaces of its own: processes, network, mounts, hostnames. The first process
+of the cluster reads from a pipe that the test holds; when the pipe closes, however that comes, the
+kernel ends all of the cluster's processes, and with them go networks and mounts. The machine's own
+Slurm, munge, network and /etc are not touched.
+
+    test ──pipe── init                      "login": bridge, munged, slurmctld, sbatch
+                   ├── slurmd n1, its jobs  n1: an address, a hostname
+                   └── slurmd n2, its jobs  n2
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+PATIENCE = 300  # seconds; what takes longer hangs
+COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
+SUBNET = "10.77.0"  # the cluster's network is closed to others, so any will do
+CORES, MEMORY, GPUS = 16, 32000, 4  # of a node, as Slurm believes
+
+
+def missing() -> str | None:
+    """Return why this machine can't have a cluster, None if it can."""
+    if not sys.platform.startswith("linux"):
+        return "a Slurm cluster needs Linux"
+    if os.geteuid() != 0:
+        return "a Slurm cluster needs root, for its namespaces: run the tests with sudo"
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    absent = [name for name in COMMANDS if not shutil.which(name, path=path)]
+    if absent:
+        return f"a Slurm cluster needs {', '.join(absent)}: run scripts/install-slurm.sh"
+    return None
+
+
+class Cluster:
+    """A cluster that runs as long as the `with` block.
+
+    Args:
+        nodes: how many; they are called n1, n2, ...
+        settings: lines added to slurm.conf.
+
+    Attributes:
+        folder: configuration, logs and state; removed at the end.
+        small: a folder on every node that holds 8 MiB, for tests of a full disk.
+    """
+
+    def __init__(self, nodes: int = 3, settings: str = "") -> None:
+        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.settings = settings
+        # munge accepts no folder below one that is closed to others, as pytest's are.
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
+        self.small = self.folder / "small"
+        self.daemons: list[subprocess.Popen] = []
+        self.log = (self.folder / "daemons.log").open("wb")
+
+    def __enter__(self) -> "Cluster":
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if hasattr(self, "init"):
+            self.init.stdin.close()
+        for daemon in reversed(self.daemons):
+            daemon.wait(PATIENCE)
+        self.log.close()
+        shutil.rmtree(self.folder)
+
+    # -- what users and administrators do ---------------------------------------------------------
+
+    def run(
+        self, *command: str, cwd: Path | None = None, check: bool = True, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login node, in the environment of a fresh login."""
+        return subprocess.run(
+            [*self.enter, f"--wd={cwd or self.folder}", "--", *command],
+            env={**self.environment, **env},
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=PATIENCE,
+        )
+
+    def cut_off(self, node: str) -> None:
+        """Take a node off the network; its processes go on."""
+        self.run("ip", "link", "set", f"to-{node}", "down")
+
+    def mend(self, node: str) -> None:
+        """Connect a node again, and wait until Slurm gives it jobs."""
+        self.run("ip", "link", "set", f"to-{node}", "up")
+        self.wait_until_idle(node)
+
+    def wait_until_idle(self, *nodes: str) -> None:
+        """Wait until nodes are up and without jobs."""
+        names = ",".join(nodes or self.nodes)
+
+        def states() -> set[str]:
+            shown = self.run("sinfo", "--noheader", "--Node", f"--nodes={names}", "--format=%T")
+            return set(shown.stdout.split())
+
+        wait_for(lambda: states() == {"idle"}, lambda: f"nodes are {states()}\n{self.logs}")
+
+    @property
+    def logs(self) -> str:
+        """The last lines of all daemons."""
+        return "\n".join(
+            f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def seen_by_nodes(self, path: Path) -> Path:
+        """Return where this test finds a path of the nodes that is mounted for them alone."""
+        return Path(f"/proc/{self.root_process}/root{path}")
+
+    # -- how it is made ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.folder.chmod(0o755)
+        self.environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": os.environ.get("HOME", "/root"),
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": f"{self.folder}/slurm.conf",
+        }
+        self._configure()
+        self.init = subprocess.Popen(
+            [
+                *("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--uts"),
+                *("--mount", "--propagation=private"),
+                # A shell reaps what its children leave, as the first process must.
+                *("bash", "-c", "echo ready; while read -r; do :; done"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self.environment,
+        )
+        self.daemons.append(self.init)
+        assert self.init.stdout.readline() == b"ready\n", "namespaces are refused"
+        (root_process,) = psutil.Process(self.init.pid).children()
+        self.root_process = root_process.pid
+        kinds = ["--pid", "--net", "--uts", "--mount"]
+        self.enter = ["nsenter", f"--target={self.root_process}", *kinds]
+        self.run(
+            "bash",
+            "-euc",
+            f"""
+            hostname login
+            mount --bind {self.folder}/hosts /etc/hosts
+            mkdir {self.small}
+            mount -t tmpfs -o size=8m tmpfs {self.small}
+            ip link set lo up
+            ip link add name bridge type bridge
+            ip address add {SUBNET}.1/24 dev bridge
+            ip link set bridge up
+            """,
+        )
+        munge = self.folder / "munge"
+        self._daemon(
+            *("munged", "--foreground", "--force", f"--socket={munge}/socket"),
+            *(f"--key-file={munge}/key", f"--pid-file={munge}/pid", f"--seed-file={munge}/seed"),
+            f"--log-file={munge}/log",
+        )
+        wait_for((munge / "socket").exists, lambda: self.logs)
+        self._daemon("slurmctld", "-D")
+        for number, node in enumerate(self.nodes, 2):
+            self._daemon(
+                *("unshare", "--net", "--uts", "--mount", "--propagation=private"),
+                *("bash", "-euc"),
+                f"""
+                hostname {node}
+                ip link set lo up
+                echo $$ >{self.folder}/{node}.shell
+                until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
+                ip address add {SUBNET}.{number}/24 dev eth0
+                ip link set eth0 up
+                exec slurmd -D -N {node}
+                """,
+            )
+        for node in self.nodes:
+            pid = self.folder / f"{node}.shell"
+            wait_for(lambda pid=pid: pid.exists() and pid.read_text(), lambda: self.logs)
+            self.run(
+                *("ip", "link", "add", f"to-{node}", "type", "veth"),
+                *("peer", "name", "eth0", "netns", pid.read_text().strip()),
+            )
+            self.run("ip", "link", "set", f"to-{node}", "master", "bridge", "up")
+        wait_for(
+            lambda: self.run("scontrol", "ping", check=False).returncode == 0, lambda: self.logs
+        )
+        self.wait_until_idle()
+
+    def _daemon(self, *command: str) -> None:
+        self.daemons.append(
+            subprocess.Popen(
+                [*self.enter, "--", *command],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+            )
+        )
+
+    def _configure(self) -> None:
+        munge = self.folder / "munge"
+        munge.mkdir(mode=0o755)
+        key = munge / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        for number in range(GPUS):
+            # As good as a GPU for Slurm, which only hands it out; it is /dev/null.
+            os.mknod(self.folder / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))
+        addresses = {node: f"{SUBNET}.{number}" for number, node in enumerate(self.nodes, 2)}
+        hosts = {"localhost": "127.0.0.1", "login": f"{SUBNET}.1", **addresses}
+        files = {
+            "hosts": "".join(f"{address} {name}\n" for name, address in hosts.items()),
+            "cgroup.conf": cgroup_conf(),
+            "gres.conf": f"Name=gpu Type=a100 File={self.folder}/gpu[0-{GPUS - 1}]\n",
+            "slurm.conf": self._slurm_conf(addresses),
+        }
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
+
+    def _slurm_conf(self, addresses: dict[str, str]) -> str:
+        nodes = "\n".join(
+            f"NodeName={node} NodeAddr={address} CPUs={CORES} RealMemory={MEMORY}"
+            f" Gres=gpu:a100:{GPUS} Feature=a100,rack1"
+            for node, address in addresses.items()
+        )
+        return f"""\
+ClusterName=test
+SlurmctldHost=login({SUBNET}.1)
+AuthType=auth/munge
+# Without the second, a requeued job waits two minutes.
+AuthInfo=socket={self.folder}/munge/socket,cred_expire=5
+SlurmUser=root
+StateSaveLocation={self.folder}/state
+SlurmdSpoolDir={self.folder}/spool-%n
+SlurmctldPidFile={self.folder}/slurmctld.pid
+SlurmdPidFile={self.folder}/slurmd-%n.pid
+SlurmctldLogFile={self.folder}/slurmctld.log
+SlurmdLogFile={self.folder}/slurmd-%n.log
+MailProg=/bin/true
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+GresTypes=gpu
+# The nodes say that they have more than this machine.
+SlurmdParameters=config_overrides
+ReturnToService=2
+MinJobAge=86400
+SlurmdTimeout=5
+KillWait=10
+SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+{self.settings}
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=1-00:00:00 PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=ALL MaxTime=1-00:00:00 PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def cgroup_conf() -> str:
+    """Return the configuration for the kind of cgroups that this machine has."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    if any(kind == "cgroup" for _, _, kind, *_ in mounts):
+        return "CgroupPlugin=cgroup/v1\n"
+    return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
+
+
+def wait_for(condition: Callable[[], object], message: Callable[[], str]) -> None:
+    """Return once a condition holds; fail with the message if it takes too long."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, message()
+        time.sleep(0.05)

@@ -1,0 +1,85 @@
+"""A cluster for the tests of this folder, and rendered projects on it."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import copier
+import pytest
+
+from .cluster import Cluster, missing
+from .jobs import Project
+
+TEMPLATE = Path(__file__).parents[2]
+ANSWERS = {
+    "package_name": "demo",
+    "setup": "full",
+    "gpus_per_node": 2,
+    "gpu_type": "a100",
+    "cpus_per_task": 1,
+    "signal_lead_seconds": 30,
+}
+MakeProject = Callable[..., Project]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes."""
+    if reason := missing():
+        pytest.skip(reason)
+    with Cluster(nodes=3) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _clear(cluster: Cluster) -> Iterator[None]:
+    """Leave an idle cluster to the next test."""
+    yield
+    cluster.run("scancel", "--full", "--signal=KILL", "--user=root", check=False)
+    cluster.run("scancel", "--user=root", check=False)
+    cluster.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def make_project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> MakeProject:
+    """Return what renders a project for some answers, and sets it up."""
+
+    def make(**answers: object) -> Project:
+        root = tmp_path_factory.mktemp("project") / "demo"
+        copier.run_copy(
+            str(TEMPLATE),
+            root,
+            data={**ANSWERS, **answers},
+            defaults=True,
+            vcs_ref="HEAD",
+            quiet=True,
+        )
+        set_up(root)
+        return Project(cluster, root)
+
+    return make
+
+
+def set_up(root: Path) -> None:
+    """Do what `make setup` does, without the downloads: the packages of the tests are borrowed."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
+    (packages,) = (root / ".venv/lib").glob("python3*/site-packages")
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "borrowed.pth").write_text("\n".join([*borrowed, str(root / "src")]) + "\n")
+    (root / ".venv/bin/tensorboard").symlink_to(Path(sysconfig.get_path("scripts"), "tensorboard"))
+
+
+@pytest.fixture(scope="session")
+def projects(make_project: MakeProject) -> dict[str, Project]:
+    """A project for each launcher."""
+    return {launcher: make_project(launcher=launcher) for launcher in ("srun", "torchrun")}
+
+
+@pytest.fixture(scope="session")
+def digits() -> list[str]:
+    """Flags for real MNIST where MNIST_DIR names it, else for synthetic digits."""
+    folder = os.environ.get("MNIST_DIR")
+    return [f"--data-dir={folder}"] if folder else ["--dataset=synthetic"]

@@ -1,0 +1,133 @@
+"""Jobs of a rendered project on the cluster."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .cluster import Cluster, wait_for
+
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
+
+
+@dataclass
+class Project:
+    """A rendered project that is set up on a cluster."""
+
+    cluster: Cluster
+    root: Path
+
+    def sbatch(self, *arguments: str, **env: str) -> "Job":
+        """Submit as a user does, from the project's root: options, script, its arguments."""
+        done = self.cluster.run("sbatch", *arguments, cwd=self.root, check=False, **env)
+        found = re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)
+        assert found, done.stdout + done.stderr
+        return Job(self, found.group(1))
+
+
+@dataclass
+class Job:
+    """A job that was submitted."""
+
+    project: Project
+    id: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What `scontrol show job` says."""
+        shown = self.project.cluster.run("scontrol", "show", "job", "--oneliner", self.id)
+        return dict(re.findall(r"(\S+?)=(\S*)", shown.stdout))
+
+    @property
+    def state(self) -> str:
+        """Such as PENDING, RUNNING, COMPLETED."""
+        return self.facts["JobState"]
+
+    @property
+    def restarts(self) -> int:
+        """How often the job went back to the queue."""
+        return int(self.facts["Restarts"])
+
+    @property
+    def log(self) -> str:
+        """What the job said, over all its attempts, without the lines of steps."""
+        paths = self.project.root.glob(f"logs/*-{self.id}.out")
+        lines = [line for path in paths for line in path.read_text().splitlines()]
+        return "\n".join(line for line in lines if not re.search(r"\] step \d+ ", line))
+
+    def wait_until(self, *states: str) -> "Job":
+        """Wait until the job is in one of some states."""
+        wait_for(lambda: self.state in states, lambda: f"job {self.id} is {self.facts}\n{self.log}")
+        return self
+
+    def wait(self) -> "Job":
+        """Wait for the job's end."""
+        return self.wait_until(*ENDED)
+
+    def wait_for_restart(self) -> "Job":
+        """Wait until the job is back in the queue, or beyond."""
+        wait_for(
+            lambda: self.restarts > 0 or self.state in ENDED, lambda: f"{self.facts}\n{self.log}"
+        )
+        assert self.restarts == 1, f"{self.facts}\n{self.log}"
+        return self
+
+    def wait_for_step(self, step: int) -> "Job":
+        """Wait until the run has logged a step."""
+        wait_for(
+            lambda: self.state in ENDED or any(line["step"] >= step for line in self.metrics()),
+            lambda: f"no step {step}: {self.facts}\n{self.log}",
+        )
+        assert self.state not in ENDED, self.log
+        return self
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The whole lines of metrics.jsonl."""
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return self.project.root / "runs" / "demo" / self.id
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's summary.json; the job must have ended well."""
+        assert self.wait().state == "COMPLETED", f"{self.facts}\n{self.log}"
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The ranks' processes that are there now, by rank."""
+        found = {}
+        for process, env in self._processes():
+            words = process.cmdline()
+            if "demo" in words and "train" in words and "demo.torchrun" not in words:
+                found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
+        return found
+
+    def batch_shell(self) -> psutil.Process:
+        """The shell that runs the batch script."""
+        (shell,) = [
+            process
+            for process, env in self._processes()
+            if process.name() == "bash" or process.name() == "slurm_script"
+            if "SLURM_STEP_ID" not in env
+        ]
+        return shell
+
+    def _processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+        for process in psutil.process_iter():
+            try:
+                env = process.environ()
+                if env.get("SLURM_JOB_ID") == self.id and self.project.root == Path(
+                    env.get("SLURM_SUBMIT_DIR", "/")
+                ):
+                    yield process, env
+            except psutil.Error:  # it ended meanwhile
+                continue

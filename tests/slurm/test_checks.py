@@ -1,0 +1,104 @@
+"""The checks before GPU hours are spent, as jobs on a cluster with and without faults."""
+
+import json
+
+import pytest
+
+from .cluster import Cluster
+from .conftest import MakeProject
+from .jobs import Project
+
+CPU = ("--device=cpu", "--dataset=synthetic")
+SMALL = ("--device=cpu", "--max-bytes=1048576", "--timeout=20")
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_on_two_nodes_understand_each_other(
+    projects: dict[str, Project], launcher: str
+) -> None:
+    project = projects[launcher]
+    job = project.sbatch("slurm/check_comm.sbatch", *SMALL, "--json=found.json").wait()
+    assert job.state == "COMPLETED", job.log
+    found = json.loads((project.root / "found.json").read_text())
+    assert [place["host"] for place in found["ranks"]] == ["n1", "n1", "n2", "n2"]
+    assert {row["operation"] for row in found["speed"]} == {
+        *("all-reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all"),
+        "send/recv ring",
+    }
+    assert "4 ranks on gloo: all is right" in job.log
+
+
+def test_a_slow_link_stands_out(cluster: Cluster, projects: dict[str, Project]) -> None:
+    project = projects["srun"]
+    cluster.run(
+        *("tc", "qdisc", "add", "dev", "to-n3", "root"),
+        *("tbf", "rate", "20mbit", "burst", "64kb", "latency", "500ms"),
+    )
+    try:
+        job = project.sbatch(
+            *("--nodes=3", "--ntasks-per-node=1", "--gres=gpu:a100:1"),
+            *("slurm/check_comm.sbatch", *SMALL, "--max-bytes=16384"),
+            *("--pairs", "--json=pairs.json"),
+        ).wait()
+    finally:
+        cluster.run("tc", "qdisc", "delete", "dev", "to-n3", "root")
+    assert job.state == "COMPLETED", job.log
+    pairs = json.loads((project.root / "pairs.json").read_text())["pairs"]
+    slow = {tuple(pair["hosts"]): pair["slow"] for pair in pairs}
+    assert slow == {("n1", "n2"): False, ("n1", "n3"): True, ("n2", "n3"): True}
+    assert job.log.count("SLOW") == 2
+
+
+def doctor(project: Project, *flags: str) -> tuple[int, str]:
+    """Run doctor on the login node; return its exit code and what it says."""
+    command = (".venv/bin/python", "-m", "demo", "doctor", *CPU, *flags)
+    done = project.cluster.run(*command, cwd=project.root, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_project_that_fits_the_cluster_has_no_errors(projects: dict[str, Project]) -> None:
+    code, said = doctor(projects["srun"])
+    assert code == 0, said
+    assert "0 error(s)" in said
+    for script in ("train_cpu", "train_single_node", "train_multi_node"):
+        assert f"accepts slurm/{script}.sbatch, which would start at " in said
+
+
+def test_what_the_cluster_does_not_have_is_named(make_project: MakeProject) -> None:
+    project = make_project(nodes=5, gpu_type="h100", time_limit="2-00:00:00", cpu_partition="night")
+    code, said = doctor(project)
+    assert code == 1
+    for words in (
+        "2-00:00:00 is more than the 24 hours that main allows",
+        "5 are more than the 3 of main",
+        "2 of type h100 a node on 1 node(s) are more than main has (its nodes have a100:4)",
+        "there is no 'night', which slurm/train_cpu.sbatch names: choose of main, urgent",
+        "refuses slurm/train_multi_node.sbatch",
+    ):
+        assert words in said
+    assert "Traceback" not in said
+
+
+def test_the_nodes_of_a_job_agree(projects: dict[str, Project]) -> None:
+    job = projects["srun"].sbatch("slurm/doctor.sbatch", *CPU).wait()
+    assert job.state == "COMPLETED", job.log
+    assert "0 error(s)" in job.log
+    assert "what 2 processes wrote came to the first" in job.log
+    assert not list(projects["srun"].root.glob("runs/.doctor*"))
+
+
+def test_a_folder_that_is_not_shared_is_found(
+    cluster: Cluster, projects: dict[str, Project]
+) -> None:
+    project = projects["srun"]
+    folder = project.root / "elsewhere"
+    folder.mkdir()
+    # Jobs are root's here, and see what their node has mounted.
+    cluster.run("srun", "--nodelist=n2", "mount", "-t", "tmpfs", "tmpfs", str(folder))
+    try:
+        options = ("--nodelist=n1,n2", "slurm/doctor.sbatch", *CPU)
+        job = project.sbatch(*options, "--run-root=elsewhere", "--timeout=10").wait()
+    finally:
+        cluster.run("srun", "--nodelist=n2", "umount", str(folder))
+    assert job.state == "FAILED"
+    assert "error    shared folder n2: what this node wrote in elsewhere did not come" in job.log

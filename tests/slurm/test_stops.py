@@ -1,0 +1,273 @@
+"""A job that is stopped comes back by itself, and ends where the uninterrupted one does."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from .cluster import Cluster, wait_for
+from .conftest import MakeProject
+from .jobs import Job, Project
+
+# A rank on each of two nodes, four epochs of 117 steps.
+ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+TRAINING = ("--dataset=synthetic", "--epochs=4", "--batch-size=64", "--log-every=1")
+STEPS = 4 * 117
+both_launchers = pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+
+
+def submit(project: Project, *options: str, flags: tuple[str, ...] = (), **env: str) -> Job:
+    """Submit the training that is to be stopped."""
+    flags = (*TRAINING, "--checkpoint-every=20", *flags)
+    # torchrun's scripts ask how many ranks a node has.
+    env = {"RANKS_PER_NODE": "1", **env}
+    return project.sbatch(*ON_TWO_NODES, *options, "slurm/train_cpu.sbatch", *flags, **env)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(projects: dict[str, Project]) -> Job:
+    """The job that the others are compared with; for both launchers, since they train alike."""
+    job = submit(projects["srun"])
+    assert job.summary["global_step"] == STEPS
+    return job
+
+
+def check_same(job: Job, uninterrupted: Job) -> None:
+    """Check that a job came back, and that in the end nothing tells that it was stopped."""
+    assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
+    assert job.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
+    assert job.summary["resumed_from_step"] > 0
+    assert job.restarts == 1, job.log
+    assert "Traceback" not in job.log
+    numbers = [
+        [{k: v for k, v in line.items() if "per_second" not in k} for line in each.metrics()]
+        for each in (job, uninterrupted)
+    ]
+    assert numbers[0] == numbers[1], "the steps of metrics.jsonl differ"
+    mine = re.compile(rf"{job.id}(\D.*)?")
+    assert [path for path in job.run_dir.parent.iterdir() if mine.fullmatch(path.name)] == [
+        job.run_dir
+    ]
+    assert [path.name for path in job.run_dir.rglob("tensorboard*")] == ["tensorboard"]
+    events = EventAccumulator(str(job.run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    logged = [event.step for event in events.Reload().Scalars("train/loss")]
+    assert logged == list(range(1, STEPS + 1))
+    check_checkpoints(job.run_dir / "checkpoints")
+
+
+def check_checkpoints(folder: Path) -> None:
+    """Check that `latest` names a whole checkpoint, and that no half of one is left."""
+    latest = folder / (folder / "latest").read_text()
+    assert torch.load(latest, weights_only=True)["step"] > 0
+    assert not list(folder.glob("*.tmp"))
+
+
+@both_launchers
+def test_the_time_limit_nears(
+    projects: dict[str, Project], uninterrupted: Job, launcher: str
+) -> None:
+    # The signal comes 15 to 45 seconds after the start.
+    job = submit(projects[launcher], "--time=1", "--signal=USR2@15").wait_for_step(30)
+    # Training would be done by then: it takes a rest, from which Slurm wakes whom it signals.
+    for rank in job.ranks().values():
+        rank.suspend()
+    job.wait_for_restart()
+    projects[launcher].cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1-0")
+    check_same(job, uninterrupted)
+    assert "stopped after a checkpoint: back to the queue" in job.log
+    assert "by SIGUSR2" in job.log
+
+
+@both_launchers
+def test_a_higher_partition_preempts_it(
+    cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str
+) -> None:
+    job = submit(projects[launcher]).wait_for_step(30)
+    rival = projects[launcher].sbatch(
+        *("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    )
+    rival.wait_until("RUNNING", "COMPLETED")
+    assert job.restarts == 1
+    check_same(job, uninterrupted)
+    assert "by SIGTERM" in job.log
+
+
+@both_launchers
+def test_an_administrator_requeues_it(
+    cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str
+) -> None:
+    job = submit(projects[launcher]).wait_for_step(30)
+    cluster.run("scontrol", "requeue", job.id)
+    check_same(job, uninterrupted)
+    assert "Slurm has put the job back into the queue" in job.log
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("srun", 1), ("torchrun", 0)])
+def test_a_rank_is_killed(
+    projects: dict[str, Project], uninterrupted: Job, launcher: str, rank: int
+) -> None:
+    job = submit(projects[launcher]).wait_for_step(30)
+    job.ranks()[rank].kill()
+    job.wait_for_restart()
+    assert "a rank was killed (exit code 137): back to the queue" in job.log
+    check_same(job, uninterrupted)
+
+
+def test_a_killed_rank_ends_the_job_at_the_cap(projects: dict[str, Project]) -> None:
+    job = submit(projects["srun"], MAX_REQUEUES="0").wait_for_step(5)
+    job.ranks()[1].kill()
+    assert job.wait().state == "FAILED"
+    assert job.facts["ExitCode"] == "137:0" and job.restarts == 0
+    assert "a rank was killed (exit code 137), and not requeued: that was done 0 times" in job.log
+    assert not job.ranks()
+
+
+def test_without_requeue_a_stopped_job_ends(make_project: MakeProject) -> None:
+    project = make_project(requeue=False)
+    killed = submit(project).wait_for_step(5)
+    killed.ranks()[0].kill()
+    assert (killed.wait().state, killed.restarts) == ("FAILED", 0)
+    stopped = submit(project).wait_for_step(5)
+    project.cluster.run("scancel", "--signal=USR2", stopped.id)
+    assert (stopped.wait().state, stopped.restarts) == ("FAILED", 0)
+    assert "to go on, submit again with --run-dir" in stopped.log
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_is_cut_off(
+    cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, lost: int
+) -> None:
+    job = submit(projects["srun"]).wait_for_step(30)
+    assert job.facts["NodeList"] == "n[1-2]"
+    node = cluster.nodes[lost]
+    cluster.cut_off(node)
+    try:
+        check_same(job, uninterrupted)
+    finally:
+        cluster.mend(node)
+    assert job.summary["hostnames"] == [n for n in cluster.nodes if n != node]
+
+
+@both_launchers
+def test_the_batch_shell_is_killed(
+    projects: dict[str, Project], uninterrupted: Job, launcher: str
+) -> None:
+    job = submit(projects[launcher]).wait_for_step(30)
+    job.batch_shell().kill()
+    check_same(job, uninterrupted)
+
+
+def test_rank_0_is_killed_while_it_writes_a_checkpoint(
+    projects: dict[str, Project], uninterrupted: Job
+) -> None:
+    job = submit(projects["srun"], flags=("--checkpoint-every=5",)).wait_for_step(12)
+    writer = job.ranks()[0]
+    folder = job.run_dir / "checkpoints"
+    while True:
+        wait_for(lambda: list(folder.glob("step-*.tmp")), lambda: job.log)
+        writer.suspend()
+        if list(folder.glob("step-*.tmp")):
+            break
+        writer.resume()
+    written = (folder / "latest").read_text()
+    writer.kill()
+    job.wait_for_restart()
+    job.wait()
+    assert (
+        f"resuming from {job.run_dir.relative_to(job.project.root)}/checkpoints/{written}"
+        in job.log
+    )
+    check_same(job, uninterrupted)
+
+
+class FullDisk:
+    """A disk that the nodes share, and that a test fills."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.folder = cluster.seen_by_nodes(cluster.small)
+        self.filler = self.folder / "filler"
+
+    def fill(self) -> None:
+        """Leave no byte free."""
+        with self.filler.open("wb", buffering=0) as file:
+            for size in (2**16, 2**10, 1):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError:
+                    continue
+
+    def empty(self) -> None:
+        """Make room again."""
+        self.filler.unlink()
+
+
+@pytest.fixture
+def disk(cluster: Cluster) -> FullDisk:
+    """A disk with room, at first."""
+    cluster.run("find", str(cluster.small), "-mindepth", "1", "-delete")
+    return FullDisk(cluster)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_disk_is_full(
+    cluster: Cluster,
+    projects: dict[str, Project],
+    uninterrupted: Job,
+    disk: FullDisk,
+    stopped: bool,
+) -> None:
+    flags = (f"--run-dir={cluster.small}/run", "--keep-checkpoints=1")
+    job = submit(projects["srun"], flags=flags)
+    wait_for((disk.folder / "run/checkpoints/latest").exists, lambda: job.log)
+    disk.fill()
+    wait_for(lambda: "could not write" in job.log, lambda: job.log)
+    check_checkpoints(disk.folder / "run/checkpoints")
+    if stopped:
+        cluster.run("scancel", "--signal=USR2", job.id)
+        assert (job.wait().state, job.restarts) == ("FAILED", 0)
+        assert "error: stopped at step" in job.log and "make room for" in job.log
+        check_checkpoints(disk.folder / "run/checkpoints")
+    disk.empty()
+    if stopped:
+        job = submit(projects["srun"], flags=flags)
+    assert job.wait().state == "COMPLETED", job.log
+    summary = json.loads((disk.folder / "run/summary.json").read_text())
+    assert summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
+    steps = [json.loads(line) for line in (disk.folder / "run/metrics.jsonl").open()]
+    assert [line["step"] for line in steps if "train/loss" in line] == list(range(1, STEPS + 1))
+    check_checkpoints(disk.folder / "run/checkpoints")
+
+
+def test_a_job_that_came_back_often_enough_ends_as_failed(
+    cluster: Cluster, projects: dict[str, Project]
+) -> None:
+    job = submit(projects["srun"], MAX_REQUEUES="1").wait_for_step(10)
+    cluster.run("scancel", "--signal=USR2", job.id)
+    job.wait_for_restart()
+    job.wait_for_step(int(job.metrics()[-1]["step"]) + 10)
+    cluster.run("scancel", "--signal=USR2", job.id)
+    assert job.wait().state == "FAILED"
+    assert job.facts["ExitCode"] == "75:0"
+    assert "not requeued: that was done 1 times" in job.log
+
+
+@both_launchers
+def test_a_cancelled_job_stays_away(
+    cluster: Cluster, projects: dict[str, Project], launcher: str
+) -> None:
+    job = submit(projects[launcher]).wait_for_step(25)
+    cluster.run("scancel", job.id)
+    job.wait()
+    cluster.wait_until_idle()
+    time.sleep(2)  # in which a requeue would show
+    assert (job.state, job.restarts) == ("CANCELLED", 0)
+    assert "and not requeued: the job was cancelled" in job.log
+    stopped_at = int(job.metrics()[-1]["step"])
+    folder = job.run_dir / "checkpoints"
+    assert (folder / "latest").read_text() == f"step-{stopped_at:08}.pt"
+    check_checkpoints(folder)

@@ -1,0 +1,170 @@
+"""The rendered scripts run on a cluster, submitted as a user submits them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .conftest import MakeProject
+from .jobs import Job, Project
+
+SHORT = ("--max-steps=150",)
+QUICK = ("--dataset=synthetic", "--max-steps=40")
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize(
+    ("script", "hosts"),
+    [
+        (("--nodes=2", "slurm/train_cpu.sbatch"), ["n1", "n1", "n2", "n2"]),
+        (("slurm/train_single_node.sbatch", "--device=cpu"), ["n1", "n1"]),
+        (("slurm/train_multi_node.sbatch", "--device=cpu"), ["n1", "n1", "n2", "n2"]),
+    ],
+)
+def test_every_launch_mode_trains(
+    projects: dict[str, Project],
+    digits: list[str],
+    launcher: str,
+    script: tuple[str, ...],
+    hosts: list[str],
+) -> None:
+    job = projects[launcher].sbatch(*script, *digits, *SHORT)
+    assert job.summary["test_accuracy"] > 0.9
+    assert job.summary["hostnames"] == hosts
+    assert job.summary["world_size"] == len(hosts)
+    assert (job.summary["backend"], job.summary["device"]) == ("gloo", "cpu")
+    assert f"{len(hosts)} rank(s) by {launcher} on" in job.log
+    provenance = json.loads((job.run_dir / "provenance.json").read_text())
+    assert provenance["slurm"]["SLURM_JOB_ID"] == job.id
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_gpus_that_torch_does_not_see_end_the_job_at_once(
+    projects: dict[str, Project], launcher: str
+) -> None:
+    job = projects[launcher].sbatch("slurm/train_multi_node.sbatch", *QUICK).wait()
+    assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0)
+    errors = {
+        re.sub(r"rank \d on n\d", "rank", line[3:])
+        for line in job.log.splitlines()
+        if "error: device" in line
+    }
+    (error,) = errors
+    assert re.match(
+        r"error: device is cuda, but rank sees no GPU \(CUDA_VISIBLE_DEVICES=0,1", error
+    )
+    assert "Traceback" not in job.log
+
+
+def test_the_same_command_works_in_an_interactive_allocation(projects: dict[str, Project]) -> None:
+    project = projects["srun"]
+    done = project.cluster.run(
+        *("salloc", "--nodes=2", "--ntasks-per-node=2"),
+        *("srun", ".venv/bin/python", "-m", "demo", "train", "--run-dir=runs/interactive"),
+        *("--device=cpu", *QUICK),
+        cwd=project.root,
+        OMP_NUM_THREADS="1",
+    )
+    summary = json.loads((project.root / "runs/interactive/summary.json").read_text())
+    assert summary["hostnames"] == ["n1", "n1", "n2", "n2"], done.stderr
+
+
+def test_two_jobs_on_one_node_do_not_meet(projects: dict[str, Project]) -> None:
+    project = projects["srun"]
+    both = [project.sbatch("--nodelist=n1", "slurm/train_cpu.sbatch", *QUICK) for _ in range(2)]
+    for job in both:
+        assert job.summary["hostnames"] == ["n1", "n1"]
+    masters = {re.search(r"^master +(\S+)$", job.log, re.MULTILINE).group(1) for job in both}
+    assert len(masters) == 2
+    starts, ends = ([job.facts[name] for job in both] for name in ("StartTime", "EndTime"))
+    assert max(starts) < min(ends), "they did not run at once"
+
+
+def test_the_tasks_of_an_array_are_runs_of_their_own(projects: dict[str, Project]) -> None:
+    project = projects["srun"]
+    array = project.sbatch("--array=3,5", "slurm/train_cpu.sbatch", *QUICK)
+    tasks = {seed: Job(project, f"{array.id}_{seed}").wait() for seed in (3, 5)}
+    digests = set()
+    for seed, task in tasks.items():
+        assert task.state == "COMPLETED"
+        folder = project.root / "runs/demo" / f"{array.id}_{seed}"
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["world_size"] == 2
+        assert f"\nseed: {seed}\n" in (folder / "config.yaml").read_text()
+        digests.add(summary["parameters_sha256"])
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--world-size=4", "tasks of an array are jobs of their own, never ranks"),
+        ("--run-dir=runs/one", "each task of an array is a run of its own"),
+    ],
+)
+def test_the_tasks_of_an_array_are_not_ranks(
+    projects: dict[str, Project], flag: str, words: str
+) -> None:
+    project = projects["srun"]
+    array = project.sbatch(
+        "--array=0-1", "--ntasks-per-node=1", "slurm/train_cpu.sbatch", *QUICK, flag
+    )
+    for number in (0, 1):
+        assert Job(project, f"{array.id}_{number}").wait().state == "FAILED"
+    logs = [path.read_text() for path in project.root.glob(f"logs/*-{array.id}.out")]
+    assert logs and all(words in log for log in logs)
+
+
+def test_ranks_that_the_environment_names_are_refused(projects: dict[str, Project]) -> None:
+    job = projects["srun"].sbatch("slurm/train_cpu.sbatch", *QUICK, RANK="0").wait()
+    assert job.state == "FAILED"
+    assert "error: RANK or WORLD_SIZE is set, but srun numbers the ranks" in job.log
+
+
+def test_a_sweep_trains_its_trials(make_project: MakeProject) -> None:
+    project = make_project(sweep="optuna", launch_modes=["cpu"])
+    job = project.sbatch("slurm/sweep.sbatch", "--trials=2", *QUICK).wait()
+    assert job.state == "COMPLETED", job.log
+    trials = sorted(path.parent.name for path in project.root.glob("runs/sweep/*/summary.json"))
+    assert trials == ["trial-0000", "trial-0001"]
+    assert "best is trial-000" in job.log
+
+
+def test_a_server_answers_on_its_node(make_project: MakeProject, cluster: Cluster) -> None:
+    project = make_project(monitoring_servers=["tensorboard"])
+    assert project.sbatch("slurm/train_cpu.sbatch", *QUICK).wait().state == "COMPLETED"
+    server = project.sbatch("slurm/monitoring/tensorboard.sbatch").wait_until("RUNNING")
+    page = (
+        "import re, sys, time, urllib.request\n"
+        "for _ in range(300):\n"
+        "    time.sleep(0.2)\n"
+        "    try:\n"
+        "        address = re.findall(r'^and open (\\S+)$', open(sys.argv[1]).read(), re.M)[0]\n"
+        "        print(urllib.request.urlopen(f'{address}/data/runs').read().decode())\n"
+        "        break\n"
+        "    except (IndexError, OSError) as error:\n"
+        "        print(error, file=sys.stderr)\n"
+    )
+    log = project.root / f"logs/demo-tensorboard-{server.id}.out"
+    shown = cluster.run(
+        *("srun", "--overlap", f"--jobid={server.id}", ".venv/bin/python", "-c", page, str(log)),
+        cwd=project.root,
+    )
+    assert any(run.endswith("/tensorboard") for run in json.loads(shown.stdout)), server.log
+
+
+def test_an_image_is_not_built_without_apptainer(make_project: MakeProject) -> None:
+    job = make_project(container="apptainer").sbatch("slurm/build_image.sbatch").wait()
+    assert job.state == "FAILED"
+    assert "apptainer is missing: load its module" in job.log
+
+
+def test_a_script_outside_the_project_says_so(projects: dict[str, Project], tmp_path: Path) -> None:
+    project = projects["srun"]
+    elsewhere = Project(project.cluster, tmp_path)
+    script = project.root / "slurm/train_cpu.sbatch"
+    job = elsewhere.sbatch(f"--output={tmp_path}/log", str(script)).wait()
+    assert job.state == "FAILED"
+    assert "is not the project's root: submit the job from there" in (tmp_path / "log").read_text()
