@@ -247,6 +247,13 @@ def test_a_stopped_or_killed_job_goes_back_to_the_queue(
     assert srun.noted("requeued") == ["requeue 123456"]
 
 
+def test_a_queue_that_refuses_the_job_is_named(srun: Submission) -> None:
+    scontrol = srun.root / "bin/scontrol"
+    scontrol.write_text("#!/bin/bash\n[[ $1 == show ]] && echo n1\n")
+    code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT="75")
+    assert code == 75 and "Slurm refused: submit again with --run-dir" in log
+
+
 def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
     task = {"SLURM_ARRAY_JOB_ID": "123450", "SLURM_ARRAY_TASK_ID": "7"}
     code, log = srun.run("train_single_node", **ONE_NODE, **task, SRUN_EXIT="75")

@@ -31,7 +31,7 @@ class Project:
 
 @dataclass
 class Job:
-    """A job that was submitted."""
+    """A job that was submitted, or the task of an array: its id has both numbers, as in 12_0."""
 
     project: Project
     id: str
@@ -55,7 +55,7 @@ class Job:
     @property
     def log(self) -> str:
         """What the job said, over all its attempts, without the lines of steps."""
-        paths = self.project.root.glob(f"logs/*-{self.id}.out")
+        paths = self.project.root.glob(f"logs/*-{self.facts['JobId']}.out")
         lines = [line for path in paths for line in path.read_text().splitlines()]
         return "\n".join(line for line in lines if not re.search(r"\] step \d+ ", line))
 

@@ -117,6 +117,18 @@ def test_a_rank_is_killed(
     check_same(job, uninterrupted)
 
 
+def test_one_task_of_an_array_comes_back_alone(
+    cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
+) -> None:
+    array = submit(projects["srun"], "--array=0,7")
+    stopped, other = (Job(array.project, f"{array.id}_{seed}") for seed in (0, 7))
+    stopped.wait_for_step(30)
+    cluster.run("scancel", "--signal=USR2", stopped.id)
+    check_same(stopped, uninterrupted)
+    assert other.summary["resumed_from_step"] is None
+    assert other.restarts == 0
+
+
 def test_a_killed_rank_ends_the_job_at_the_cap(projects: dict[str, Project]) -> None:
     job = submit(projects["srun"], MAX_REQUEUES="0").wait_for_step(5)
     job.ranks()[1].kill()
