@@ -20,7 +20,7 @@ COMMANDS = {
         ' exit "${SRUN_EXIT:-0}"'
     ),
     "scontrol": 'if [[ $1 == show ]]; then printf "n%s\\n" {1..9}; else echo "$@" > requeued; fi',
-    "squeue": 'echo "${JOB_STATE:-RUNNING None 0}"',
+    "squeue": 'echo "${JOB_STATE:-RUNNING 0 None}"',
     "apptainer": 'echo "Python 3.12.1"',
     "hostname": "echo n1",
     "tool": 'printf "%s\\n" "${0##*/}" "$@" > tool.args',
@@ -179,6 +179,7 @@ def test_the_cpu_script_takes_the_ranks_that_it_is_given(
         ("train_multi_node", {"SLURM_TASKS_PER_NODE": "6,2"}, "8 tasks, but 4 GPUs"),
         ("train_single_node", {}, "gave 2 nodes for a job of one"),
         ("train_multi_node", {"BROKEN": "yes"}, "python does not start"),
+        ("train_multi_node", {"MAX_REQUEUES": "ten"}, "MAX_REQUEUES is 'ten', not a number"),
     ],
 )
 def test_srun_scripts_refuse_what_does_not_fit(
@@ -237,7 +238,7 @@ def test_the_exit_code_of_the_ranks_is_that_of_the_job(srun: Submission, code: i
     assert not srun.noted("requeued")
 
 
-@pytest.mark.parametrize("state", ["RUNNING None 0", "COMPLETING TimeLimit 0"])
+@pytest.mark.parametrize("state", ["RUNNING 0 None", "COMPLETING 0 TimeLimit"])
 @pytest.mark.parametrize("status", ["75", "137"])
 def test_a_stopped_or_killed_job_goes_back_to_the_queue(
     srun: Submission, state: str, status: str
@@ -251,7 +252,7 @@ def test_a_queue_that_refuses_the_job_is_named(srun: Submission) -> None:
     scontrol = srun.root / "bin/scontrol"
     scontrol.write_text("#!/bin/bash\n[[ $1 == show ]] && echo n1\n")
     code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT="75")
-    assert code == 75 and "Slurm refused: submit again with --run-dir" in log
+    assert code == 75 and "but Slurm did not confirm a requeue" in log
 
 
 def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
@@ -265,8 +266,11 @@ def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"JOB_STATE": "COMPLETING None 0"}, "the job was cancelled"),
-        ({"JOB_STATE": "COMPLETING None 1"}, "Slurm has put the job back into the queue"),
+        ({"JOB_STATE": "COMPLETING 0 None"}, "the job was cancelled"),
+        (
+            {"JOB_STATE": "COMPLETING 1 job requeued in held state"},
+            "Slurm has put the job back into the queue",
+        ),
         ({"SLURM_RESTART_COUNT": "10"}, "that was done 10 times"),
         ({"SLURM_RESTART_COUNT": "2", "MAX_REQUEUES": "2"}, "that was done 2 times"),
     ],

@@ -69,6 +69,21 @@ def test_killed_ranks_go_on_from_the_last_checkpoint(
     ]
 
 
+def test_ranks_killed_during_validation_go_on_behind_the_epoch(
+    project: Path, launch: Launch, tmp_path: Path, uninterrupted: Job
+) -> None:
+    job = srun(project, tmp_path / "run", 2, *LONG, "--test-batch-size=1")
+    while not (tmp_path / "run/checkpoints/step-00000058.pt").exists():
+        assert job.processes[0].poll() is None, job.log
+        time.sleep(0.01)
+    job.kill()
+    assert not any("validation/loss" in line for line in job.metrics())
+    resumed = launch(2, *LONG)
+    assert resumed.summary["resumed_from_step"] == 58
+    assert resumed.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
+    assert learned(resumed) == learned(uninterrupted)
+
+
 def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) -> None:
     job = srun(project, tmp_path / "run", 2, *LONG)
     job.wait_for_step(5)

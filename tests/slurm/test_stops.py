@@ -85,7 +85,7 @@ def test_the_time_limit_nears(
     job.wait_for_restart()
     projects[launcher].cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1-0")
     check_same(job, uninterrupted)
-    assert "stopped after a checkpoint: back to the queue" in job.log
+    assert "stopped after a checkpoint, and back to the queue" in job.log
     assert "by SIGUSR2" in job.log
 
 
@@ -120,7 +120,7 @@ def test_a_rank_is_killed(
     job = submit(projects[launcher]).wait_for_step(30)
     job.ranks()[rank].kill()
     job.wait_for_restart()
-    assert "a rank was killed (exit code 137): back to the queue" in job.log
+    assert "was killed (exit code 137), and back to the queue" in job.log
     check_same(job, uninterrupted)
 
 
@@ -141,7 +141,7 @@ def test_a_killed_rank_ends_the_job_at_the_cap(projects: dict[str, Project]) -> 
     job.ranks()[1].kill()
     assert job.wait().state == "FAILED"
     assert job.facts["ExitCode"] == "137:0" and job.restarts == 0
-    assert "a rank was killed (exit code 137), and not requeued: that was done 0 times" in job.log
+    assert "was killed (exit code 137), and not requeued: that was done 0 times" in job.log
     assert not job.ranks()
 
 

@@ -60,15 +60,26 @@ def test_gpus_that_torch_does_not_see_end_the_job_at_once(
 
 def test_the_same_command_works_in_an_interactive_allocation(projects: dict[str, Project]) -> None:
     project = projects["srun"]
-    done = project.cluster.run(
-        *("salloc", "--nodes=2", "--ntasks-per-node=2"),
-        *("srun", ".venv/bin/python", "-m", "demo", "train", "--run-dir=runs/interactive"),
-        *("--device=cpu", *QUICK),
+    train = f"srun .venv/bin/python -m demo train --device=cpu {' '.join(QUICK)} --experiment=here"
+    project.cluster.run(
+        *(
+            "salloc",
+            "--nodes=2",
+            "--ntasks-per-node=2",
+            "bash",
+            "-ec",
+            f"{train}; {train} --lr 0.2",
+        ),
         cwd=project.root,
-        OMP_NUM_THREADS="1",
     )
-    summary = json.loads((project.root / "runs/interactive/summary.json").read_text())
-    assert summary["hostnames"] == ["n1", "n1", "n2", "n2"], done.stderr
+    # Each training in the allocation is a run of its own.
+    runs = sorted((project.root / "runs/here").iterdir())
+    assert runs[1].name == f"{runs[0].name}.1" and len(runs) == 2
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    for summary in summaries:
+        assert summary["hostnames"] == ["n1", "n1", "n2", "n2"]
+        assert summary["resumed_from_step"] is None
+    assert len({summary["parameters_sha256"] for summary in summaries}) == 2
 
 
 def test_two_jobs_on_one_node_do_not_meet(projects: dict[str, Project]) -> None:

@@ -128,6 +128,9 @@ def joined(settings: Settings) -> Iterator[World]:
             f"{ranks.size} rank(s){array if 'SLURM_ARRAY_TASK_ID' in os.environ else ''}: change "
             "one of the two"
         )
+    if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
+        # The batch scripts set it. Without, each rank would take all cores of the node.
+        torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
     device = choose_device(settings.device, ranks)
     backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
     if backend:

@@ -74,9 +74,8 @@ def read_idx(path: Path) -> np.ndarray:
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
     except FileNotFoundError:
         raise UsageError(
-            f"no {path.name}[.gz] in {path.parent.resolve()}: fetch the files with 'python -m "
-            f"{__package__} download' where there is internet, point --data-dir at them, or use "
-            "--dataset synthetic"
+            f"no {path.name}[.gz] in {path.parent.resolve()}: run 'make data' where there is "
+            "internet, point --data-dir at the files, or use --dataset synthetic"
         ) from None
     except (*DAMAGE, struct.error) as error:
         raise UsageError(f"{found} can't be read ({error}): download it again") from None

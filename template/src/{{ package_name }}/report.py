@@ -18,6 +18,7 @@ from .checkpoint import write_atomically
 from .config import Settings
 from .distributed import World
 from .errors import UsageError
+from .launcher import FIRST_SPECIAL_STEP
 from .metrics import JsonLines
 from .tracking import Run, Status, Trackers
 
@@ -44,6 +45,10 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     # Milliseconds: two runs that a loop starts must not share a folder.
     name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
+    step = int(os.environ.get("SLURM_STEP_ID", 0))
+    if 0 < step < FIRST_SPECIAL_STEP:
+        # The second training in one allocation; a requeued job counts its steps anew.
+        name += f".{step}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
     folder = Path(settings.run_root, settings.experiment, world.share(name))

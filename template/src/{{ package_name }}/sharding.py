@@ -188,7 +188,7 @@ class TrainBatches:
             self.last = batch
             if number >= batches:
                 yield batch
-        if self.last is None:
+        if self.last is None and not consumed:
             raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
 
 

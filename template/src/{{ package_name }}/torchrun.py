@@ -9,10 +9,6 @@ the ranks time to save. And its exit code is that of the ranks, so that the batc
 import signal
 import sys
 
-from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
-
 SAVING_SECONDS = 120
 """how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
 
@@ -21,6 +17,11 @@ def run() -> None:
     """Run torchrun with this process's arguments."""
     if hasattr(signal, "SIGUSR2"):  # not on Windows
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # Only now: the import takes a second, in which the signal may come.
+    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
     codes: set[int] = set()
     close = PContext.close
 
