@@ -183,11 +183,13 @@ def test_the_batch_shell_is_killed(
 def test_rank_0_is_killed_while_it_writes_a_checkpoint(
     projects: dict[str, Project], uninterrupted: Job
 ) -> None:
-    job = submit(projects["srun"], flags=("--checkpoint-every=5",)).wait_for_step(12)
+    job = submit(projects["srun"], flags=("--checkpoint-every=1",)).wait_for_step(12)
     writer = job.ranks()[0]
     folder = job.run_dir / "checkpoints"
     while True:
-        wait_for(lambda: list(folder.glob("step-*.tmp")), lambda: job.log)
+        while not list(folder.glob("step-*.tmp")):
+            assert writer.is_running(), job.log
+            time.sleep(0.0005)
         writer.suspend()
         if list(folder.glob("step-*.tmp")):
             break
@@ -244,7 +246,8 @@ def test_the_disk_is_full(
     job = submit(projects["srun"], flags=flags)
     wait_for((disk.folder / "run/checkpoints/latest").exists, lambda: job.log)
     disk.fill()
-    wait_for(lambda: "could not write" in job.log, lambda: job.log)
+    wait_for(lambda: "could not write" in job.log or job.state != "RUNNING", lambda: job.log)
+    assert "could not write" in job.log
     check_checkpoints(disk.folder / "run/checkpoints")
     if stopped:
         cluster.run("scancel", "--signal=USR2", job.id)
