@@ -47,6 +47,13 @@ def copy_template(folder: Path) -> Path:
     return folder
 
 
+def render_project(folder: Path, **answers: object) -> Path:
+    """Render the template, as it stands in the working tree, to a folder; return the folder."""
+    data = {"package_name": "demo", **answers}
+    copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, vcs_ref="HEAD", quiet=True)
+    return folder
+
+
 class Renderer:
     """Renders answers to the contents of files.
 

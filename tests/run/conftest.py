@@ -12,27 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import copier
 import pytest
+from renderer import render_project
 
-TEMPLATE = Path(__file__).parents[2]
 # Long enough for a slow machine; a rank that takes longer hangs.
 PATIENCE = 300
 # Enough to see training at work, in seconds and without any file.
 QUICK = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=30")
-
-
-def render(folder: Path, **answers: object) -> Path:
-    """Render the template as it stands in the working tree; return the project's folder."""
-    copier.run_copy(
-        str(TEMPLATE),
-        folder,
-        data={"package_name": "demo", **answers},
-        defaults=True,
-        vcs_ref="HEAD",
-        quiet=True,
-    )
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +27,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its package can be imported as `demo`.
     """
-    folder = render(tmp_path_factory.mktemp("project") / "demo", launcher="torchrun")
+    folder = render_project(tmp_path_factory.mktemp("project") / "demo", launcher="torchrun")
     sys.path.insert(0, str(folder / "src"))
     return folder
 
@@ -49,7 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with everything that an answer can add to the package."""
-    return render(
+    return render_project(
         tmp_path_factory.mktemp("full") / "demo",
         setup="full",
         trackers=["tensorboard", "wandb", "aim", "mlflow"],
@@ -144,8 +130,8 @@ def spawn(
     return Job(processes, logs, run_dir)
 
 
-def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> Job:
-    """Start `train` on ranks in the environment that srun gives its tasks."""
+def tasks(ranks: int, **env: str) -> list[dict[str, str]]:
+    """Return the environments that srun gives its tasks on this machine."""
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": free_port(),
@@ -155,9 +141,13 @@ def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> J
         "SLURM_STEP_NUM_TASKS": str(ranks),
         **env,
     }
-    envs = [{**shared, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(ranks)]
+    return [{**shared, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(ranks)]
+
+
+def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> Job:
+    """Start `train` on ranks in the environment that srun gives its tasks."""
     command = ["demo", "train", f"--run-dir={run_dir}", *QUICK, *flags]
-    return spawn(project, run_dir, [command] * ranks, envs)
+    return spawn(project, run_dir, [command] * ranks, tasks(ranks, **env))
 
 
 def torchrun(project: Path, run_dir: Path, nodes: int, ranks_per_node: int, *flags: str) -> Job:

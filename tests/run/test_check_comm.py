@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import PATIENCE, Job, clean_environment, free_port, spawn
+from .conftest import PATIENCE, Job, clean_environment, spawn, tasks
 
 # Of nccl-tests: bus bandwidth over algorithm bandwidth, for n ranks.
 FACTORS = {
@@ -37,14 +37,7 @@ __main__.main()
 def check_comm(project: Path, folder: Path, ranks: int, *flags: str, change: str = "") -> Job:
     """Start check-comm on some ranks of this machine, small messages first."""
     (folder / "tampered.py").write_text(TAMPERED.format(change=change))
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": str(ranks),
-        "PYTHONPATH": f"{folder}{os.pathsep}{project / 'src'}",
-    }
-    envs = [{**shared, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(ranks)]
+    envs = tasks(ranks, PYTHONPATH=f"{folder}{os.pathsep}{project / 'src'}")
     module = "tampered" if change else "demo"
     command = [module, "check-comm", "--device=cpu", "--max-bytes=20000", *flags]
     return spawn(project, folder / "check", [command] * ranks, envs)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job, clean_environment, free_port, spawn
+from .conftest import Job, clean_environment, free_port, spawn, tasks
 
 QUIET = ("--dataset=synthetic", "--device=cpu", "--trackers=none")
 # What the commands of Slurm 22.05 print, on a cluster of two nodes with GPUs and one without.
@@ -86,17 +86,12 @@ class Place:
 
     def nodes(self, *nodes: Mapping[str, str], ranks: int = 2, flags: tuple = ()) -> Job:
         """Run the command as srun would on some nodes, whose environments differ as given."""
-        shared = {
-            **self.env,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": free_port(),
-            "SLURM_JOB_ID": "77",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NODELIST": "n[1-2]",
-            "SLURM_STEP_NUM_TASKS": str(ranks),
-            "SLURM_LOCALID": "0",
-        }
-        envs = [{**shared, "SLURM_PROCID": str(r), **each} for r, each in enumerate(nodes)]
+        started = tasks(ranks, **self.env, SLURM_STEP_NODELIST="n[1-2]")
+        # Fewer nodes than ranks: the others never come.
+        envs = [
+            {**task, "SLURM_LOCALID": "0", **node}
+            for task, node in zip(started, nodes, strict=False)
+        ]
         command = ["demo", "doctor", *QUIET, *flags]
         return spawn(self.project, self.bin.parent / "nodes", [command] * len(envs), envs).wait()
 

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from renderer import render_project
 
-from .conftest import clean_environment, render
+from .conftest import clean_environment
 
 
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of the default answers, in a folder with a space in its name."""
-    return render(tmp_path_factory.mktemp("my work") / "demo", package_name="demo")
+    return render_project(tmp_path_factory.mktemp("my work") / "demo", package_name="demo")
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +61,7 @@ def test_from_make_setup_to_a_trained_model(newcomer: Path) -> None:
 def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
     # What these tests are run with lacks Aim and MLflow, and doctor would say so.
     answers = {"setup": "full", "trackers": ["tensorboard", "wandb"], "sweep": "optuna"}
-    folder = render(tmp_path / "demo", **answers)
+    folder = render_project(tmp_path / "demo", **answers)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"],
         cwd=folder,

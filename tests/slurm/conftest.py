@@ -7,15 +7,13 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import copier
 import pytest
+from renderer import render_project
 
 from .cluster import Cluster, missing
 from .jobs import Project
 
-TEMPLATE = Path(__file__).parents[2]
 ANSWERS = {
-    "package_name": "demo",
     "setup": "full",
     "gpus_per_node": 2,
     "gpu_type": "a100",
@@ -49,14 +47,7 @@ def make_project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def make(**answers: object) -> Project:
         root = tmp_path_factory.mktemp("project") / "demo"
-        copier.run_copy(
-            str(TEMPLATE),
-            root,
-            data={**ANSWERS, **answers},
-            defaults=True,
-            vcs_ref="HEAD",
-            quiet=True,
-        )
+        render_project(root, **{**ANSWERS, **answers})
         set_up(root)
         return Project(cluster, root)
 

@@ -65,6 +65,14 @@ class World:
         dist.broadcast_object_list(values, group=self.control)
         return values[0]
 
+    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401 - whatever can be pickled
+        """Return the values of all ranks, on every rank."""
+        values = [value]
+        if self.size > 1:
+            values *= self.size
+            dist.all_gather_object(values, value, group=self.control)
+        return values
+
     def on_main(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
         """Call a function on rank 0 and return on every rank what it returned.
 

@@ -9,6 +9,9 @@ from .errors import UsageError
 # From here on Slurm numbers the steps that srun did not start: batch shell, interactive shell.
 FIRST_SPECIAL_STEP = 4294967290
 
+# Where ranks meet: below the ports that the kernel hands out, and another one for each job.
+PORTS = range(20_000, 32_000)
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -72,8 +75,7 @@ def meeting_point(env: MutableMapping[str, str]) -> str:
             ) from None
         env["MASTER_ADDR"] = names.split()[0]
     if "MASTER_PORT" not in env and "SLURM_JOB_ID" in env:
-        # Below the ephemeral ports, and another one for each job.
-        env["MASTER_PORT"] = str(20000 + int(env["SLURM_JOB_ID"]) % 12000)
+        env["MASTER_PORT"] = str(PORTS[int(env["SLURM_JOB_ID"]) % len(PORTS)])
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
     if missing:
         raise UsageError(f"{' and '.join(missing)} not set: start with torchrun, or export them")

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimeIsUp
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -80,10 +80,3 @@ def within(seconds: float, function: Callable[[], T]) -> T:
         return result.result(seconds)
     except TimeIsUp:
         raise RuntimeError(f"no end after {seconds} seconds") from None
-
-
-def gathered(value: T, world: World) -> list[T]:
-    """Return the values of all ranks, on each."""
-    found: list[Any] = [None] * world.size
-    dist.all_gather_object(found, value, group=world.control)
-    return found

@@ -13,7 +13,7 @@ from ..distributed import World, choose_backend, choose_device, joined, set_up_l
 from ..errors import UsageError
 from ..launcher import Ranks
 from . import Flags
-from .channel import gathered, open_channel
+from .channel import open_channel
 from .operations import OPERATIONS, check
 from .roll_call import explanation
 from .timing import compare, measure
@@ -35,7 +35,7 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         doing = "introducing the ranks"
         try:
-            places = gathered(place(world, device), world)
+            places = world.gather(place(world, device))
             refuse_shared_gpus(places)
             doing = f"starting {backend}"
             channel = open_channel(world, backend, device, flags.timeout)

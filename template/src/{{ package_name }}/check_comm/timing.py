@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .channel import Channel, gathered
+from .channel import Channel
 from .operations import OPERATIONS, elements, exchange
 
 SMALL = 2**20  # bytes: up to here a call is so short that a round takes many
@@ -37,7 +37,7 @@ def rounds(call: Callable[[], object], size: int, channel: Channel) -> list[list
     for _ in range(WARMING_UP + ROUNDS):
         dist.barrier(channel.world.control)
         seconds.append(channel.in_time(one_round))
-    return gathered(seconds[WARMING_UP:], channel.world)
+    return channel.world.gather(seconds[WARMING_UP:])
 
 
 def typical(seconds: Sequence[Sequence[float]]) -> float:

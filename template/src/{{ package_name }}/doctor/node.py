@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..launcher import PORTS
 from .findings import Finding
 
 if TYPE_CHECKING:
     from ..config import Settings
 
 GIB = 2**30
-PORTS = range(20_000, 32_000)  # of which each job has one, by its id
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 

@@ -62,12 +62,7 @@ def _mlflow(name: str, found: str) -> Iterator[Finding]:
     if not uri.startswith(("http://", "https://")):
         yield from _files(name, found)
         return
-    where, trouble = _fetch(uri, "/health")
-    if trouble:
-        message = f"{where}, which MLFLOW_TRACKING_URI names, can't be reached ({trouble})"
-        yield Finding("error", name, f"{message}: start the server, or unset the variable")
-    else:
-        yield Finding("ok", name, f"{found}, {where} answers")
+    yield _server(name, found, *_fetch(uri, "/health"), "MLFLOW_TRACKING_URI")
 
 
 def _aim(name: str, found: str) -> Iterator[Finding]:
@@ -77,13 +72,20 @@ def _aim(name: str, found: str) -> Iterator[Finding]:
         return
     parts = urlsplit(repository)
     where = f"{parts.hostname}:{parts.port or 53800}"
+    trouble = ""
     try:
         socket.create_connection((parts.hostname, parts.port or 53800), PATIENCE).close()
     except OSError as error:
-        message = f"{where}, which AIM_REPO names, can't be reached ({error})"
-        yield Finding("error", name, f"{message}: start the server, or unset the variable")
-    else:
-        yield Finding("ok", name, f"{found}, {where} answers")
+        trouble = str(error)
+    yield _server(name, found, where, trouble, "AIM_REPO")
+
+
+def _server(name: str, found: str, where: str, trouble: str, variable: str) -> Finding:
+    """Return whether a server answers that a variable names; without it, no run is recorded."""
+    if not trouble:
+        return Finding("ok", name, f"{found}, {where} answers")
+    message = f"{where}, which {variable} names, can't be reached ({trouble})"
+    return Finding("error", name, f"{message}: start the server, or unset the variable")
 
 
 def _fetch(url: str, path: str) -> tuple[str, str]:
