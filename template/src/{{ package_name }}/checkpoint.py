@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from .errors import UsageError
+from .files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Checkpoints:
         path = self.folder / f"step-{step:08}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, state)
+            write_atomically(path, lambda file: torch.save(state, file))
             for name in ("latest", "best") if best else ("latest",):
                 write_atomically(self.folder / name, path.name)
         # torch turns an OSError of the file it writes to into a RuntimeError.
@@ -63,6 +63,11 @@ class Checkpoints:
             log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
         return None
 
+    def best(self) -> Path | None:
+        """Return the best checkpoint by validation accuracy, None before the first validation."""
+        name = self._named("best")
+        return self.folder / name if name else None
+
     def _named(self, pointer: str) -> str | None:
         """Return the file name that `latest` or `best` holds."""
         path = self.folder / pointer
@@ -75,34 +80,6 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("*.tmp"):
             path.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, content: dict[str, Any] | str) -> None:
-    """Write text, or a state with `torch.save`, so that `path` holds all of it or what it held.
-
-    Raises:
-        OSError, RuntimeError: it could not be written; nothing is left behind.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            if isinstance(content, str):
-                file.write(content.encode())
-            else:
-                torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if hasattr(os, "O_DIRECTORY"):  # not on Windows
-        # The new name, too, must outlive a power cut.
-        folder = os.open(path.parent, os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def find_fault(path: Path) -> str | None:

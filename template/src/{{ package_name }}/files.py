@@ -1,0 +1,56 @@
+"""Files of a run: written whole or not at all, and read while another process writes them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def write_atomically(path: Path, content: str | Callable[[BinaryIO], object]) -> None:
+    """Write text, or what a function writes, so that `path` holds all of it or what it held.
+
+    Raises:
+        OSError: it could not be written (or what the function raises); nothing is left behind.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            if isinstance(content, str):
+                file.write(content.encode())
+            else:
+                content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if hasattr(os, "O_DIRECTORY"):  # not on Windows
+        # The new name, too, must outlive a power cut.
+        folder = os.open(path.parent, os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Return the whole lines of a metrics.jsonl, or of its last bytes; none if it is not there.
+
+    A line that is cut off, since it is being written or the disk was full, is left out.
+    """
+    lines = []
+    if path.exists():
+        with path.open("rb") as file:
+            if last_bytes is not None:
+                file.seek(max(path.stat().st_size - last_bytes, 0))
+            text = file.read().decode(errors="replace")
+        for line in text.splitlines():
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict) and "step" in values:
+                lines.append(values)
+    return lines

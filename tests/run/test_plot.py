@@ -1,0 +1,198 @@
+"""Curves are drawn from what runs leave behind, and can be told apart."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from .conftest import Launch
+
+CURVE = [{"step": step, "train/loss": 1 / step, "train/lr": 0.1} for step in range(10, 410, 10)]
+
+
+@pytest.fixture
+def plot(project: Path) -> ModuleType:
+    """The module."""
+    from demo import plot
+
+    return plot
+
+
+def write_run(folder: Path, lines: list[dict[str, Any]] = CURVE, **settings: object) -> Path:
+    """Write what the plots read of a run."""
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text(json.dumps({"run_dir": str(folder), **settings}))
+    return folder
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    """Return the panels by title."""
+    return {axes.get_title(): axes for axes in figure.axes}
+
+
+def legend(figure: Figure) -> list[str]:
+    """Return what the legend of the runs says."""
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def width_of(colour: str, axes: Axes, picture: np.ndarray) -> float:
+    """Return the share of a panel, from left to right, in which a picture shows a colour.
+
+    Args:
+        axes: the panel, in a figure that was drawn to the picture.
+        picture: from 0 to 1, of shape (height, width, 3 or 4), the top row first.
+    """
+    left, bottom, right, top = (round(side) for side in axes.get_window_extent().extents)
+    inside = picture[len(picture) - top : len(picture) - bottom, left:right, :3]
+    columns = (np.abs(inside - to_rgb(colour)).max(axis=2) < 0.02).any(axis=0).nonzero()[0]
+    return np.ptp(columns) / (right - left) if len(columns) else 0.0
+
+
+def test_real_runs_are_drawn_and_told_apart(
+    plot: ModuleType, launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    flags = ("--log-every=5", "--validation-size=1000")
+    alone = launch(1, *flags, "--lr=0.1", name="runs/1")
+    launch(2, *flags, "--lr=0.001", name="runs/2")
+    output = tmp_path / "plot.png"
+    assert plot.main([str(root), f"--output={output}"]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+
+    figure = plot.figure(plot.load([root]))
+    assert list(panels(figure)) == ["loss", "accuracy", "learning rate", "images per second"]
+    assert legend(figure) == ["1 (lr 0.1, ranks 1)", "2 (lr 0.001, ranks 2)"]
+    figure.set_dpi(120)
+    figure.draw_without_rendering()  # now it knows where its panels are
+    picture = imread(output)
+    for colour in ("C0", "C1"):
+        assert width_of(colour, panels(figure)["loss"], picture) > 0.8
+        assert width_of(colour, panels(figure)["learning rate"], picture) > 0.8
+    assert width_of("C2", panels(figure)["loss"], picture) == 0
+
+    train, *_ = panels(figure)["loss"].lines
+    logged = [line for line in alone.metrics() if "train/loss" in line]
+    assert list(train.get_xdata()) == [line["step"] for line in logged] == list(range(5, 35, 5))
+    assert list(train.get_ydata()) == [line["train/loss"] for line in logged]
+
+
+def test_a_resumed_run_shows_no_jump_back(plot: ModuleType, launch: Launch, tmp_path: Path) -> None:
+    flags = ("--log-every=5", "--checkpoint-every=10", "--validation-size=1000")
+    job = launch(1, "--max-steps=20", *flags)
+    # As if the job had died before its last checkpoint: what it logged after step 10 is void.
+    (tmp_path / "run" / "checkpoints" / "step-00000020.pt").unlink()
+    died = (tmp_path / "run" / "metrics.jsonl").read_text()
+    resumed = launch(1, "--max-steps=30", *flags)
+    assert resumed.summary["resumed_from_step"] == 10
+    (run,) = plot.load([tmp_path / "run"])
+    steps = [line["step"] for line in run.lines if "train/loss" in line]
+    assert steps == list(range(5, 35, 5))
+    # The same where both attempts are in the file.
+    later = [line for line in job.metrics() if line["step"] > 10]
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        died + "".join(json.dumps(line) + "\n" for line in later)
+    )
+    (both,) = plot.load([tmp_path / "run"])
+    steps = [line["step"] for line in both.lines]
+    assert steps == sorted(steps) and len(both.lines) > len(later)
+
+
+def test_twelve_runs_have_twelve_colours_and_names(plot: ModuleType, tmp_path: Path) -> None:
+    for number in range(12):
+        curve = [{**line, "train/loss": number} for line in CURVE]
+        write_run(tmp_path / "a" / f"trial-{number:02}", curve, lr=number, momentum=0.9)
+    figure = plot.figure(plot.load([tmp_path / "a"]), smooth=0.5)
+    assert legend(figure) == [f"trial-{number:02} (lr {number})" for number in range(12)]
+    figure.savefig(tmp_path / "plot.png", dpi=60)
+    drawn = [line for line in panels(figure)["loss"].lines if line.get_alpha() is None]
+    assert len({to_rgb(line.get_color()) for line in drawn}) == 12
+    # The same name in two experiments; and more settings differ than a legend has room for.
+    write_run(tmp_path / "b" / "trial-00", momentum=0, lr=7, seed=3, epochs=9)
+    both = plot.load([tmp_path / "a" / "trial-00", tmp_path / "b"])
+    assert legend(plot.figure(both)) == ["a/trial-00", "b/trial-00"]
+
+
+def test_smoothing_draws_what_was_measured_behind(plot: ModuleType, tmp_path: Path) -> None:
+    assert plot.smoothed([2.0, 2.0, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
+    # (0.5 * 0.25 * 1 + 0.5 * 0.5 * 2 + 0.5 * 4) / (1 - 0.125)
+    assert plot.smoothed([1.0, 2.0, 4.0], 0.5)[-1] == pytest.approx(3.0)
+    write_run(tmp_path / "run")
+    figure = plot.figure(plot.load([tmp_path]), smooth=0.6)
+    behind, before = panels(figure)["loss"].lines
+    assert list(behind.get_ydata()) == [line["train/loss"] for line in CURVE]
+    assert behind.get_alpha() < 1
+    assert list(before.get_ydata()) == pytest.approx(plot.smoothed(behind.get_ydata(), 0.6))
+    (rate,) = panels(figure)["learning rate"].lines
+    assert set(rate.get_ydata()) == {0.1}
+
+
+def test_over_time_and_over_epochs(plot: ModuleType, tmp_path: Path) -> None:
+    lines = [
+        {"step": 50, "time": 1000.0, "train/loss": 1.0},
+        {"step": 100, "time": 1600.0, "epoch": 1, "train/loss": 0.9},
+        {"step": 160, "time": 4600.0, "epoch": 2, "train/loss": float("nan")},
+        {"step": 190, "time": 8200.0, "train/loss": 0.7},
+    ]
+    write_run(tmp_path / "run", lines)
+    for x, label, expected in (
+        ("time", "hours", [0, 1 / 6, 2]),
+        ("epoch", "epoch", [0.5, 1, 2.5]),
+    ):
+        (axes,) = plot.figure(plot.load([tmp_path]), x=x).axes
+        assert axes.get_xlabel() == label
+        assert list(axes.lines[0].get_xdata()) == pytest.approx(expected)
+
+
+def test_a_line_that_is_being_written_and_a_run_that_just_began(
+    plot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 410, "train/lo')
+    began = write_run(tmp_path / "began", [])
+    (found,) = plot.load([tmp_path])
+    assert found.lines == CURVE
+    assert f"{began} is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["svg", "pdf", "PNG"])
+def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: str) -> None:
+    write_run(tmp_path / "run")
+    output = tmp_path / f"plot.{suffix}"
+    plot.main([str(tmp_path), "--metrics", "train/lr", "train/loss", f"--output={output}"])
+    signatures = {"svg": b"<?xml", "pdf": b"%PDF-", "PNG": b"\x89PNG"}
+    assert output.read_bytes().startswith(signatures[suffix])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["nowhere"], "no folder nowhere"),
+        ([], "nothing to draw without a folder"),
+        (["{}/empty"], "nothing to draw in .*/empty"),
+        (["{}/run", "--metrics", "train/los"], "no run has 'train/los'.*did you mean train/loss?"),
+        (["{}/run", "--metrics", "loss"], "did you mean train/loss?"),
+        (["{}/run", "--metrics", "zzz"], "among its metrics: train/loss, train/lr"),
+        (["{}/run", "--x=time"], "run has no times"),
+        (["{}/run", "--x=epoch"], "has not come to the end of an epoch"),
+        (["{}/run", "--smooth=1"], "from 0 .* to below 1"),
+        (["{}/run", "--output=plot.gif"], "end its name in .png, .svg, .pdf"),
+        (["{}/run", "--output=/proc/plot.png"], "can't write /proc/plot.png"),
+    ],
+)
+def test_mistakes(plot: ModuleType, tmp_path: Path, flags: list[str], message: str) -> None:
+    from demo.errors import UsageError
+
+    write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=message) as raised:
+        plot.main([flag.format(tmp_path) for flag in flags])
+    assert "\n" not in str(raised.value)

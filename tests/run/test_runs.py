@@ -1,0 +1,200 @@
+"""Runs that failed, hang or are lost are told from those that live, without a server."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from .conftest import PATIENCE, Launch, clean_environment, srun
+
+NOW = 1_800_000_000.0
+KNOWS_NONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+IS_DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+
+
+@pytest.fixture
+def runs(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, where no Slurm is."""
+    from demo import runs
+
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return runs
+
+
+def set_squeue(tmp_path: Path, does: str) -> None:
+    """Put a squeue on the path; the real one is asked in tests/slurm/test_runs.py."""
+    script = tmp_path / "bin" / "squeue"
+    script.write_text(f"#!/bin/sh\n{does}\n")
+    script.chmod(0o755)
+
+
+def write_run(folder: Path, **state: object) -> Path:
+    """Write what a run that lives keeps of itself, with some of it changed."""
+    folder.mkdir(parents=True)
+    lives = {"status": "running", "error": None, "step": 350, "progress": 0.354, "started": NOW}
+    times = {"updated": NOW, "expect_next_in": 600, "job": "77", "host": "n1"}
+    (folder / "status.json").write_text(json.dumps({**lives, **times, **state}))
+    lines = [
+        {"step": 300, "validation/loss": 0.2, "validation/accuracy": 0.9375},
+        {"step": 350, "train/loss": 0.31},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_run_that_finished_and_one_that_was_killed(
+    runs: ModuleType, launch: Launch, project: Path, tmp_path: Path
+) -> None:
+    job = launch(1, name="whole")
+    killed = srun(project, tmp_path / "killed", 1, "--max-steps=100000", "--log-every=1")
+    killed.wait_for_step(5)
+    killed.kill()
+    set_squeue(tmp_path, KNOWS_NONE)
+    later = time.time() + 2 * runs.LATELY
+    found = {Path(run.folder).name: run for run in runs.survey(runs.find_runs([tmp_path]), later)}
+    assert set(found) == {"whole", "killed"}
+    whole = found["whole"]
+    assert (whole.status, whole.step) == ("finished", 30)
+    assert (whole.metric, whole.value) == ("test/accuracy", job.summary["test_accuracy"])
+    assert found["killed"].status == "lost", found["killed"]
+    assert found["killed"].job == "77"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "state", "seconds", "status", "note"),
+    [
+        (None, {}, 599, "running", ""),
+        (None, {}, 840, "stuck", "silent for 14 min on n1"),
+        (None, {"status": "failed", "error": "OSError: no\nroom"}, 900, "failed", "OSError: no r"),
+        (None, {"status": "finished"}, 1e6, "finished", ""),
+        ("echo '77 RUNNING (None)'", {}, 60, "running", ""),
+        ("echo '77 SUSPENDED (None)'", {}, 900, "stuck", "; Slurm: SUSPENDED"),
+        ("echo '77 PENDING (BeginTime)'", {}, 900, "queued", "Slurm: PENDING (BeginTime)"),
+        (
+            "echo '77 REQUEUE_HOLD (None)'",
+            {"status": "failed", "error": "gone"},
+            60,
+            "queued",
+            "before: gone",
+        ),
+        ("echo '78 RUNNING (None)'", {}, 60, "lost", "Slurm no longer knows the job"),
+        (KNOWS_NONE, {}, 60, "lost", "silent for 60 s on n1"),
+        # Another cluster's squeue, perhaps: somebody still writes.
+        (KNOWS_NONE, {}, 20, "running", ""),
+        (KNOWS_NONE, {"job": None}, 60, "running", ""),
+        (KNOWS_NONE, {"status": "preempted"}, 60, "preempted", "submit again with --run-dir"),
+        (IS_DOWN, {}, 60, "running", ""),
+        (IS_DOWN, {}, 900, "stuck", "silent for 15 min"),
+    ],
+)
+def test_a_run_is_judged_by_what_it_and_slurm_say(
+    runs: ModuleType,
+    tmp_path: Path,
+    squeue: str | None,
+    state: dict[str, Any],
+    seconds: float,
+    status: str,
+    note: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if squeue:
+        set_squeue(tmp_path, squeue)
+    folder = write_run(tmp_path / "run", **state)
+    (run,) = runs.survey([folder], NOW + seconds)
+    assert run.status == status, run
+    assert note in run.note and bool(note) == bool(run.note) and "\n" not in run.note
+    assert ("squeue can't be asked" in capsys.readouterr().err) == (squeue == IS_DOWN)
+    assert (run.metric, run.value) == ("validation/accuracy", 0.9375)
+
+
+def test_a_run_that_ends_while_slurm_is_asked_is_not_lost(runs: ModuleType, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    ended = tmp_path / "ended.json"
+    ended.write_text((folder / "status.json").read_text().replace("running", "finished"))
+    set_squeue(tmp_path, f"/bin/mv {ended} {folder}/status.json; {KNOWS_NONE}")
+    (run,) = runs.survey([folder], NOW + 900)
+    assert run.status == "finished"
+
+
+def test_a_run_without_a_status_is_told_by_its_files(runs: ModuleType, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (write_run(tmp_path / name) / "status.json").unlink()
+    (tmp_path / "old" / "summary.json").write_text("{}")
+    found = {run.folder: run for run in runs.survey(runs.find_runs([tmp_path]), time.time())}
+    old, new = found[str(tmp_path / "old")], found[str(tmp_path / "new")]
+    assert (old.status, new.status, new.step, new.progress) == ("finished", "unknown", 350, None)
+    assert abs(new.heard - time.time()) < PATIENCE
+
+
+def test_the_table_and_the_exit_code(
+    runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    now = time.time()
+    write_run(root / "mnist" / "2", updated=now - 60, status="failed", error="no room", job="1")
+    write_run(root / "mnist" / "1", updated=now - 200)
+    write_run(root / "other" / "3", updated=now - 3 * 86400, expect_next_in=60, job=None)
+    report = tmp_path / "report.json"
+
+    assert runs.main([str(root), f"--json={report}"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["run", "status", "step"]
+    first, second, third = (line.split() for line in lines)
+    assert first[:7] == [f"{root}/mnist/2", "failed", "350", "35", "%", "60", "s"]
+    assert lines[0].endswith("1    no room")
+    assert second[:2] == [f"{root}/mnist/1", "running"] and "3 min ago" in lines[1]
+    assert third[:2] == [f"{root}/other/3", "stuck"] and "silent for 3 days" in lines[2]
+    assert len({line.index("validation/accuracy 0.9375") for line in lines}) == 1
+    listed = json.loads(report.read_text())
+    assert [run["status"] for run in listed] == ["failed", "running", "stuck"]
+    assert listed[0]["note"] == "no room" and listed[0]["step"] == 350
+
+    assert runs.main([str(root), "--fail"]) == 1
+    assert runs.main([str(root / "mnist" / "1"), "--fail"]) == 0
+    assert runs.main([str(root / "other"), "--fail"]) == 1
+    assert runs.main([str(root / "other"), "--fail", "--hours=24"]) == 0
+    capsys.readouterr()
+    runs.main([str(root), "--last=1"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_what_is_no_run_is_passed_over(
+    runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from demo.errors import UsageError
+
+    run = write_run(tmp_path / "runs" / "mnist" / "1")
+    (run / "checkpoints").mkdir()
+    write_run(tmp_path / "runs" / "mnist" / "mlartifacts" / "1" / "deep")
+    assert runs.find_runs([tmp_path / "runs", run]) == [run]
+    (tmp_path / "empty").mkdir()
+    assert runs.main([str(tmp_path / "empty"), "--fail"]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path / 'empty'}\n"
+    with pytest.raises(UsageError, match=f"no folder {tmp_path}/nowhere"):
+        runs.main([str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="can't write /proc/nowhere"):
+        runs.main([str(run), "--json=/proc/nowhere"])
+
+
+def test_torch_and_pyplot_are_not_needed(project: Path, tmp_path: Path) -> None:
+    """A login node answers at once, and has no display."""
+    write_run(tmp_path / "runs" / "1")
+    code = (
+        "import sys; from demo import plot, runs\n"
+        f"plot.main(['{tmp_path}/runs', '--output={tmp_path}/plot.png'])\n"
+        f"runs.main(['{tmp_path}/runs'])\n"
+        "sys.exit(' '.join({'torch', 'matplotlib.pyplot'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(project),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

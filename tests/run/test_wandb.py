@@ -1,0 +1,116 @@
+"""Weights & Biases without an account, read back by its own reader."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import srun
+
+SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5", "--trackers=wandb")
+STEPS = list(range(5, 201, 5))
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs this may have an account; nothing must be sent to it."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+
+
+def inspect(attempt: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records that an attempt left for `wandb sync`."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(attempt)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def attempts_of(folder: Path) -> list[dict[str, list[Any]]]:
+    """Return what each attempt of a run left, by kind of record."""
+    found = []
+    for attempt in sorted((folder / "wandb").glob("offline-run-*")):
+        records: dict[str, list[Any]] = {}
+        for record in inspect(attempt):
+            records.setdefault(record["type"], []).append(record[record["type"]])
+        found.append(records)
+    return found
+
+
+def numbers(attempts: list[dict[str, list[Any]]], name: str) -> list[tuple[int, Any]]:
+    """Return the steps and values of a metric over all attempts."""
+    rows = [row["item"] for each in attempts for row in each.get("history", [])]
+    return sorted((row["trainer/step"], row[name]) for row in rows if name in row)
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_everything_is_there_once_of_a_resumed_run(
+    full_project: Path, tmp_path: Path, how: str
+) -> None:
+    flags = (*SHORT, "--tags", "odd", "--experiment=trial", "--histograms-every=100")
+    job = srun(full_project, tmp_path / "run", 2, *flags)
+    if how == "kill":
+        job.interrupt(30, "wandb")
+    else:
+        job.wait_for_step(30)
+        # As Slurm does: every process of the rank gets the signal, W&B's own too.
+        subprocess.run(["pkill", "-TERM", "--session", str(job.processes[0].pid)], check=True)
+        assert set(job.wait().codes) == {75}, job.log
+        assert "Traceback" not in job.log and "is off" not in job.log
+    job = srun(full_project, tmp_path / "run", 2, *flags).wait()
+    assert job.summary["resumed_from_step"]
+
+    attempts = attempts_of(job.run_dir)
+    runs = [each["run"][0] for each in attempts if "run" in each]
+    assert len({run["run_id"] for run in runs}) == 1
+    assert json.loads((job.run_dir / "trackers.json").read_text()) == {"wandb": runs[0]["run_id"]}
+    for run in runs:
+        assert (run["project"], run["run_group"], run["tags"]) == ("demo", "trial", ["odd"])
+        assert run["config"]["update"]["max_steps"] == 200
+        assert run["config"]["update"]["provenance"]["world_size"] == 2
+    for name in ("train/loss", "train/lr", "train/gradient_norm", "system/memory_gib"):
+        logged = [(line["step"], line[name]) for line in job.metrics() if name in line]
+        shown = numbers(attempts, name)
+        assert [step for step, _ in shown] == STEPS, name
+        if not name.startswith("system/"):
+            assert [value for _, value in shown] == pytest.approx([value for _, value in logged])
+
+    last = attempts[-1]
+    assert numbers([last], "test/predictions._type") == [(200, "image-file")]
+    histograms = numbers(attempts, "gradients/layers.7.weight._type")
+    assert histograms == [(100, "histogram"), (200, "histogram")]
+    (artifact,) = [each for each in last["artifact"] if each["type"] == "model"]
+    assert "step-00000200.pt" in json.dumps(artifact)
+    assert last["exit"][0].get("exit_code", 0) == 0
+    (log,) = job.run_dir.glob("wandb/latest-run/files/log.txt")
+    assert "test accuracy" in log.read_text()
+
+
+def test_all_ranks_have_runs_of_their_own(full_project: Path, tmp_path: Path) -> None:
+    job = srun(full_project, tmp_path / "run", 2, *SHORT, "--track-all-ranks").wait()
+    assert job.summary
+    (main,) = attempts_of(job.run_dir)
+    (other,) = attempts_of(job.run_dir / "wandb-rank1")
+    assert main["run"][0]["run_group"] == other["run"][0]["run_group"] == "demo"
+    assert main["run"][0]["run_id"] != other["run"][0]["run_id"]
+    assert [step for step, _ in numbers([other], "train/loss")] == STEPS
+    assert numbers([main], "train/loss") != numbers([other], "train/loss")
+
+
+def test_a_server_out_of_reach_leaves_files_and_says_how_to_send_them(
+    full_project: Path, tmp_path: Path
+) -> None:
+    env = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    job = srun(full_project, tmp_path / "run", 1, *SHORT, **env).wait()
+    assert job.summary["global_step"] == 200
+    assert f"sync {job.run_dir}' sends it later" in job.log
+    assert [step for step, _ in numbers(attempts_of(job.run_dir), "train/loss")] == STEPS
+    assert "0" * 40 not in job.log
+    kept = [path for path in job.run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"0" * 40 in path.read_bytes()]

@@ -1,0 +1,43 @@
+"""What became of a job is told by its run and by Slurm together."""
+
+import json
+
+from .jobs import Job, Project
+
+
+def told(project: Project, job: Job, later: int) -> dict[str, str]:
+    """Return what `runs` would say on the login node some seconds from now."""
+    code = (
+        "import dataclasses, json, pathlib, sys, time; from demo.runs import survey\n"
+        "(run,) = survey([pathlib.Path(sys.argv[1])], time.time() + int(sys.argv[2]))\n"
+        "print(json.dumps(dataclasses.asdict(run)))"
+    )
+    python = project.root / ".venv" / "bin" / "python"
+    done = project.cluster.run(str(python), "-c", code, str(job.run_dir), str(later))
+    assert not done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_job_is_seen_to_run_to_wait_and_to_be_lost(projects: dict[str, Project]) -> None:
+    project = projects["srun"]
+    training = ("--dataset=synthetic", "--epochs=1000", "--log-every=1", "--checkpoint-every=20")
+    job = project.sbatch("slurm/train_cpu.sbatch", *training).wait_for_step(5)
+    run = told(project, job, later=60)
+    assert (run["status"], run["job"]) == ("running", job.id), run
+    assert told(project, job, later=86400)["note"].endswith("Slurm: RUNNING (None)")
+
+    project.cluster.run("scontrol", "requeue", job.id)
+    job.wait_for_restart().wait_until("PENDING")
+    run = told(project, job, later=86400)
+    assert run["status"] == "queued" and "PENDING" in run["note"], run
+
+    project.cluster.run("scancel", job.id)
+    job.wait()
+    run = told(project, job, later=60)
+    assert "not in the queue" in run["note"] and run["status"] == "preempted", run
+
+    killed = project.sbatch("--no-requeue", "slurm/train_cpu.sbatch", *training).wait_for_step(5)
+    killed.ranks()[0].kill()
+    killed.wait()
+    run = told(project, killed, later=60)
+    assert run["status"] == "lost", f"{run}\n{killed.facts}\n{killed.log}"
