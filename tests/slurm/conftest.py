@@ -60,7 +60,6 @@ def set_up(root: Path) -> None:
     (packages,) = (root / ".venv/lib").glob("python3*/site-packages")
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (packages / "borrowed.pth").write_text("\n".join([*borrowed, str(root / "src")]) + "\n")
-    (root / ".venv/bin/tensorboard").symlink_to(Path(sysconfig.get_path("scripts"), "tensorboard"))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
 from .conftest import MakeProject
 from .jobs import Job, Project
 
@@ -132,38 +131,6 @@ def test_ranks_that_the_environment_names_are_refused(projects: dict[str, Projec
     job = projects["srun"].sbatch("slurm/train_cpu.sbatch", *QUICK, RANK="0").wait()
     assert job.state == "FAILED"
     assert "error: RANK or WORLD_SIZE is set, but srun numbers the ranks" in job.log
-
-
-def test_a_sweep_trains_its_trials(make_project: MakeProject) -> None:
-    project = make_project(sweep="optuna", launch_modes=["cpu"])
-    job = project.sbatch("slurm/sweep.sbatch", "--trials=2", *QUICK).wait()
-    assert job.state == "COMPLETED", job.log
-    trials = sorted(path.parent.name for path in project.root.glob("runs/sweep/*/summary.json"))
-    assert trials == ["trial-0000", "trial-0001"]
-    assert "best is trial-000" in job.log
-
-
-def test_a_server_answers_on_its_node(make_project: MakeProject, cluster: Cluster) -> None:
-    project = make_project(monitoring_servers=["tensorboard"])
-    assert project.sbatch("slurm/train_cpu.sbatch", *QUICK).wait().state == "COMPLETED"
-    server = project.sbatch("slurm/monitoring/tensorboard.sbatch").wait_until("RUNNING")
-    page = (
-        "import re, sys, time, urllib.request\n"
-        "for _ in range(300):\n"
-        "    time.sleep(0.2)\n"
-        "    try:\n"
-        "        address = re.findall(r'^and open (\\S+)$', open(sys.argv[1]).read(), re.M)[0]\n"
-        "        print(urllib.request.urlopen(f'{address}/data/runs').read().decode())\n"
-        "        break\n"
-        "    except (IndexError, OSError) as error:\n"
-        "        print(error, file=sys.stderr)\n"
-    )
-    log = project.root / f"logs/demo-tensorboard-{server.id}.out"
-    shown = cluster.run(
-        *("srun", "--overlap", f"--jobid={server.id}", ".venv/bin/python", "-c", page, str(log)),
-        cwd=project.root,
-    )
-    assert any(run.endswith("/tensorboard") for run in json.loads(shown.stdout)), server.log
 
 
 def test_an_image_is_not_built_without_apptainer(make_project: MakeProject) -> None:

@@ -1,0 +1,360 @@
+"""Servers of the trackers as jobs: started, looked at with a browser, stopped."""
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .cluster import wait_for
+from .conftest import MakeProject
+from .jobs import Project
+
+# Aim has no builds for newer ones.
+SERVERS = ["aim"] * (sys.version_info < (3, 13)) + ["mlflow", "tensorboard"]
+TINY = ("--dataset=synthetic", "--max-steps=20", "--log-every=5", "--experiment=seen")
+
+
+@pytest.fixture(scope="module")
+def project(make_project: MakeProject) -> Project:
+    """A project with all servers."""
+    return make_project(launch_modes=["cpu"], trackers=SERVERS, monitoring_servers=SERVERS)
+
+
+@pytest.fixture(autouse=True)
+def _forget(project: Project) -> Iterator[None]:
+    """Leave no records to the next test; its jobs are cancelled anyway."""
+    yield
+    shutil.rmtree(project.root / "runs/.servers-root", ignore_errors=True)
+
+
+def monitor(project: Project, *words: str, code: int = 0, seconds: int | None = None) -> str:
+    """Run `monitor` on the login node, for some seconds before Ctrl-C; return what it says."""
+    command = [".venv/bin/python", "-m", "demo", "monitor", *words]
+    if seconds:
+        command[:0] = ["timeout", "--preserve-status", "--signal=INT", str(seconds)]
+    done = project.cluster.run(*command, cwd=project.root, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    return said
+
+
+def records(project: Project) -> list[dict]:
+    """The records that there are; nobody else may read them."""
+    folder = project.root / "runs/.servers-root"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    files = [path for path in sorted(folder.iterdir()) if path.name != "lock"]
+    assert {path.stat().st_mode & 0o777 for path in files} <= {0o600}
+    return [json.loads(path.read_text()) for path in files if path.suffix == ".json"]
+
+
+def only_record(project: Project, server: str) -> dict:
+    """The record of a server."""
+    (record,) = (record for record in records(project) if record["server"] == server)
+    return record
+
+
+def queue(project: Project) -> set[str]:
+    """The jobs that there are."""
+    return set(project.cluster.run("squeue", "--noheader", "--format=%i").stdout.split())
+
+
+def on_node(project: Project, record: dict, *command: str, **env: str) -> str:
+    """Run a command in a server's job; return what it prints."""
+    step = ("srun", "--overlap", f"--jobid={record['job']}", *command)
+    done = project.cluster.run(*step, cwd=project.root, check=False, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def fetch(project: Project, record: dict, path: str) -> dict:
+    """Fetch a page of JSON on the server's node."""
+    where = ("--unix-socket", record["socket"]) if record["socket"] else ()
+    url = f"http://127.0.0.1:{record['port']}{path}"
+    return json.loads(on_node(project, record, "curl", "--silent", "--fail", *where, url))
+
+
+def look(project: Project, record: dict, path: str, text: str) -> None:
+    """See a text on a page with a browser, through a tunnel as a user's."""
+    from matplotlib.image import imread
+
+    picture = project.root / f"{record['server']}.png"
+    browser = (".venv/bin/python", str(Path(__file__).with_name("browser.py")))
+    place = (str(record["port"]), record["socket"])
+    on_node(project, record, *browser, *place, path, text, str(picture))
+    pixels = imread(picture)[::7, ::7, :3].reshape(-1, 3)
+    assert len({tuple(pixel) for pixel in pixels}) > 20, "the page is blank"
+
+
+def train(project: Project, *flags: str, **env: str) -> Path:
+    """Train on another node than the servers'; return the run's folder."""
+    options = ("--nodelist=n2", "--ntasks-per-node=1")
+    job = project.sbatch(*options, "slurm/train_cpu.sbatch", *TINY, *flags, **env).wait()
+    assert job.state == "COMPLETED", job.log
+    return project.root / "runs/seen" / job.id
+
+
+def processes(project: Project, *servers: dict) -> list[psutil.Process]:
+    """The processes of some servers' jobs, oldest first."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+        except psutil.Error:  # it ended meanwhile
+            continue
+        here = env.get("SLURM_CONF") == f"{project.cluster.folder}/slurm.conf"
+        if here and env.get("SLURM_JOB_ID") in {record["job"] for record in servers}:
+            found.append(process)
+    return found
+
+
+def check_gone(project: Project, *stopped: dict) -> None:
+    """Check that nothing of some servers is left: no job, process, record, secret, socket."""
+    ids = {record["job"] for record in stopped}
+    assert not queue(project) & ids
+    assert not processes(project, *stopped)
+    folder = project.root / "runs/.servers-root"
+    assert not [path for path in folder.iterdir() if path.name.partition(".")[0] in ids]
+    assert not [record for record in stopped if Path(record["socket"]).is_socket()]
+
+
+def test_a_run_of_another_node_is_on_every_page(project: Project) -> None:
+    said = monitor(project, "start", "--experiment=seen", "--", "--nodelist=n1")
+    servers = {record["server"]: record for record in records(project)}
+    assert list(servers) == SERVERS
+    for record in servers.values():
+        assert (record["node"], record["listen"]) == ("n1", "socket")
+        tunnel = f"ssh -N -L {record['port']}:{record['socket']} -J root@login root@n1\n"
+        assert tunnel in said and f"open http://127.0.0.1:{record['port']}\n" in said
+    assert len({record["port"] for record in servers.values()}) == len(SERVERS)
+
+    # A second start finds them, and says the same.
+    again = monitor(project, "start", "--experiment=seen")
+    assert "submitted" not in again
+    assert re.findall("ssh .*", again) == re.findall("ssh .*", said)
+    assert {record["server"]: record for record in records(project)} == servers
+    assert monitor(project, "status").count(" answers ") == len(SERVERS)
+    assert monitor(project, "url", "mlflow").count("ssh") == 1
+
+    run = train(project, "--trackers", *SERVERS)
+    ids = json.loads((run / "trackers.json").read_text())
+    name = f"seen/{run.name}"
+    assert fetch(project, servers["tensorboard"], "/data/runs") == [f"{run.name}/tensorboard"]
+    look(project, servers["tensorboard"], "/#timeseries", f"{run.name}/tensorboard")
+    found = fetch(project, servers["mlflow"], f"/api/2.0/mlflow/runs/get?run_id={ids['mlflow']}")
+    assert found["run"]["info"]["run_name"] == name
+    if "aim" in servers:
+        info = fetch(project, servers["aim"], f"/api/runs/{ids['aim']}/info/")
+        assert info["props"]["name"] == name
+    for server in SERVERS[:-1]:
+        said = monitor(project, "view", str(run), server)
+        page = re.search(r"the run's page is http://127.0.0.1:\d+(\S+)", said)
+        look(project, servers[server], page.group(1), name)
+
+    # TensorBoard over one run is a server of its own.
+    said = monitor(project, "view", str(run.relative_to(project.root)), "tensorboard")
+    assert f"tensorboard of {name} answers" in said
+    (alone,) = (record for record in records(project) if record["run"])
+    assert fetch(project, alone, "/data/runs") == ["."]
+    (run.parent / "other").mkdir()
+    said = monitor(project, "view", "runs/seen/other", "mlflow", code=1)
+    assert "error: mlflow has nothing of that run: it was logged to no tracker" in said
+    said = monitor(project, "view", "runs/seen", code=1)
+    assert f"these are {project.root}/runs/EXPERIMENT/RUN" in said
+
+    monitor(project, "stop")
+    check_gone(project, *servers.values(), alone)
+
+
+def tls(project: Project) -> list[str]:
+    """Flags for a certificate of node n1's."""
+    key, certificate = project.root / "key.pem", project.root / "certificate.pem"
+    project.cluster.run(
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=n1"),
+        *("-addext", "subjectAltName=DNS:n1", "-keyout", str(key), "-out", str(certificate)),
+    )
+    return [f"--certificate={certificate}", f"--key={key}"]
+
+
+def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
+    said = monitor(
+        *(project, "start", "mlflow", "--experiment=seen", "--listen=node", *tls(project)),
+        *("--", "--nodelist=n1"),
+    )
+    record = only_record(project, "mlflow")
+    address = f"https://n1:{record['port']}"
+    assert f"ssh -N -L {record['port']}:n1:{record['port']} root@login\n" in said
+    assert f"set -a; . {record['exports']}; set +a" in said
+    exports = dict(line.split("=") for line in Path(record["exports"]).read_text().split())
+    assert exports["MLFLOW_TRACKING_URI"] == address
+
+    # Without the password, or by a name of the attacker's choosing, nobody comes in.
+    password = exports["MLFLOW_TRACKING_PASSWORD"]
+    trusted = ("curl", "--silent", "--cacert", "certificate.pem", "--write-out", "%{http_code}")
+    page = f"{address}/api/2.0/mlflow/experiments/search?max_results=9"
+    for code, *options in (
+        ("401",),
+        ("401", "--user", "root:guess"),
+        ("403", "--user", f"root:{password}", "--header", "Host: evil.example"),
+        ("200", "--user", f"root:{password}"),
+    ):
+        shown = project.cluster.run(
+            *trusted, "--output", "/dev/null", *options, page, cwd=project.root, check=False
+        )
+        assert shown.stdout == code, shown.stderr
+    # The user's end of the tunnel has this name.
+    tunnel = ("--insecure", "--user", f"root:{password}", "--header", "Host: 127.0.0.1:20123")
+    assert (
+        project.cluster.run(*trusted, *tunnel, f"{address}/health", cwd=project.root).stdout
+        == "OK200"
+    )
+
+    # As after loading the file, before sbatch.
+    run = train(project, "--trackers=mlflow", **exports)
+    run_id = json.loads((run / "trackers.json").read_text())["mlflow"]
+    page = f"{address}/api/2.0/mlflow/runs/get?run_id={run_id}"
+    shown = project.cluster.run(
+        *trusted[:-2], "--user", f"root:{password}", page, cwd=project.root
+    ).stdout
+    metrics = json.loads(shown)["run"]["data"]["metrics"]
+    assert {each["key"]: each["step"] for each in metrics}["train/loss"] == 20
+
+    # The password is in no log, no command line and no record.
+    commands = on_node(project, record, "ps", "-e", "-o", "args")
+    logs = "".join(path.read_text() for path in (project.root / "logs").iterdir())
+    assert "mlflow server" in commands
+    assert password not in said + commands + logs + json.dumps(record)
+    monitor(project, "stop", "mlflow")
+    check_gone(project, record)
+
+
+@pytest.mark.skipif("aim" not in SERVERS, reason="Aim has no builds for this Python")
+def test_jobs_log_to_aims_server(project: Project) -> None:
+    said = monitor(
+        *(project, "start", "aim-server", "--experiment=seen", *tls(project)),
+        *("--", "--nodelist=n1"),
+    )
+    record = only_record(project, "aim-server")
+    assert "there is no login" in said
+    assert Path(record["exports"]).read_text() == f"AIM_REPO=aim://n1:{record['port']}\n"
+    trust = dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), record["certificate"])
+    run = train(project, "--trackers=aim", AIM_REPO=f"aim://n1:{record['port']}", **trust)
+    run_id = json.loads((run / "trackers.json").read_text())["aim"]
+    monitor(project, "restart", "aim-server", "--", "--nodelist=n3")
+    again = only_record(project, "aim-server")
+    assert (again["node"], again["certificate"]) == ("n3", record["certificate"])
+    monitor(project, "stop")
+    check_gone(project, record)
+    # Aim's own readers: its index is made anew, and the run is read from it.
+    python, folder = (".venv/bin/python", "-c"), "runs/seen"
+    index = "from aim.cli.cli import cli_entry_point as aim; aim()"
+    words = ("storage", f"--repo={folder}", "reindex", "--yes")
+    project.cluster.run(*python, index, *words, cwd=project.root)
+    read = "import aim, sys; run = aim.Run(sys.argv[1], repo=sys.argv[2], read_only=True);"
+    read += "print(run.name, *{metric.name for metric in run.metrics()})"
+    shown = project.cluster.run(*python, read, run_id, folder, cwd=project.root).stdout.split()
+    assert shown[0] == f"seen/{run.name}" and "train/loss" in shown
+
+
+def test_stop_ends_its_own_jobs_alone(project: Project) -> None:
+    said = monitor(
+        *(project, "start", "tensorboard", "--experiment=one", "--listen=loopback"),
+        *("--", "--nodelist=n1"),
+    )
+    assert "there is no login" in said
+    # The other one is submitted by hand.
+    job = project.sbatch("--nodelist=n1", "slurm/monitoring/tensorboard.sbatch", "--experiment=two")
+    wait_for(lambda: len(records(project)) == 2, lambda: job.log)
+    assert "ssh -N -L" in job.log
+    one, two = sorted(records(project), key=lambda record: record["experiment"])
+    assert fetch(project, one, "/data/runs") == fetch(project, two, "/data/runs") == []
+    said = monitor(project, "start", "tensorboard", "--experiment=two", "--listen=loopback", code=1)
+    assert "listens to a socket already" in said
+
+    # Another job of the same name, even under the number of a server that is gone.
+    sleep = ("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1000")
+    foreign = project.cluster.run(*sleep, "--job-name=demo-tensorboard").stdout.strip()
+    reused = project.cluster.run(*sleep, "--job-name=other").stdout.strip()
+    folder = project.root / "runs/.servers-root"
+    file = folder / f"{reused}.json"
+    file.touch(mode=0o600)
+    file.write_text(json.dumps({**two, "job": reused, "experiment": "three"}))
+
+    monitor(project, "stop", "--experiment=one")
+    check_gone(project, one)
+    assert queue(project) == {two["job"], foreign, reused}
+    said = monitor(project, "status")
+    assert re.search(rf"^tensorboard +three +{reused} +gone", said, re.MULTILINE)
+    monitor(project, "stop")
+    assert queue(project) == {foreign, reused}
+    assert not records(project)
+
+
+def test_a_server_that_was_killed_is_noticed(project: Project) -> None:
+    monitor(project, "start", "tensorboard", "--experiment=one")
+    record = only_record(project, "tensorboard")
+    for process in processes(project, record):
+        process.kill()
+    wait_for(lambda: not queue(project), lambda: f"{queue(project)}")
+    assert records(project) == [record]
+    assert "error: no server answers" in monitor(project, "url", code=1)
+    monitor(project, "start", "tensorboard", "--experiment=one")
+    assert record["job"] not in queue(project)
+    said = monitor(project, "status")
+    assert said.count(" gone ") == 1 and said.count(" answers ") == 1
+    assert monitor(project, "status").count("\n") == 2
+
+
+def test_a_server_that_dies_is_shown_with_its_log(project: Project) -> None:
+    folder = project.root / "runs/broken"
+    folder.mkdir()
+    (folder / "mlflow.db").write_text("no database" * 1000)
+    said = monitor(project, "start", "mlflow", "--experiment=broken", code=1)
+    assert "file is not a database" in said
+    error = said.splitlines()[-1]
+    assert re.match(r"error: job \d+ ended before mlflow of broken answered", error)
+    assert "error: the server ended with exit code" in said or "DatabaseError" in said
+    assert not records(project) and not queue(project)
+
+
+def test_a_job_that_waits_says_why(project: Project) -> None:
+    later = ("start", "tensorboard", "--", "--begin=now+1hour")
+    # Several times at once: the others find what one has submitted.
+    with ThreadPoolExecutor(4) as pool:
+        all_said = list(pool.map(lambda _: monitor(project, *later, code=130, seconds=8), range(4)))
+    (record,) = records(project)
+    assert sum("is there already" in said for said in all_said) == 3
+    for said in all_said:
+        assert "waits (BeginTime)" in said and f"job {record['job']} stays as it is" in said
+    assert "pending (BeginTime)" in monitor(project, "status")
+    assert "has not started" in monitor(project, "logs")
+    assert queue(project) == {record["job"]}
+    monitor(project, "stop", "tensorboard")
+    check_gone(project, record)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("start grafana", "there is no server 'grafana': this project has "),
+        ("start tensorboard --listen=node", "tensorboard can't listen to node"),
+        ("start mlflow --certificate=README.md", "TLS is for aim-server and mlflow on a port"),
+        (
+            "start mlflow --listen=node --certificate=README.md",
+            "TLS needs the files of --certificate and --key",
+        ),
+        ("start tensorboard -- --partition=nowhere", "sbatch fails: .*nowhere"),
+        ("restart", "there is none to restart"),
+        ("serve aim", "serve is what the jobs run"),
+        ("logs", "no server runs"),
+    ],
+)
+def test_what_cannot_be_is_said_on_one_line(project: Project, words: str, error: str) -> None:
+    said = monitor(project, *shlex.split(words), code=1)
+    assert re.match(f"error: {error}", said) and said.count("\n") == 1, said
