@@ -353,7 +353,7 @@ def test_a_sweep_of_wandb_wants_a_name(render: Renderer, tmp_path: Path) -> None
     project = submission(render, tmp_path, sweep="wandb")
     refused(project, "sweep", ONE_NODE, "name the sweep")
     assert project.run("sweep", "ada/net/x1", **ONE_NODE)[0] == 0
-    assert project.noted("tool.args") == ["wandb", "agent", "--forward-signals", "ada/net/x1"]
+    assert project.noted("python.args")[:5] == ["-m", "demo", "sweep", "ada/net/x1", "--"]
 
 
 def test_the_check_of_communication_starts_all_ranks(srun: Submission) -> None:
@@ -361,15 +361,11 @@ def test_the_check_of_communication_starts_all_ranks(srun: Submission) -> None:
     assert srun.noted("srun.args")[-5:] == ["-m", "demo", "check-comm", "--timeout", "9"]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "aim", "mlflow"])
-def test_servers_listen_to_this_node_alone(render: Renderer, tmp_path: Path, name: str) -> None:
-    project = submission(render, tmp_path, trackers=[name], monitoring_servers=[name])
-    (tmp_path / "runs" / ".aim").mkdir(parents=True)
-    code, log = project.run(f"monitoring/{name}")
+@pytest.mark.parametrize("name", ["tensorboard", "aim", "aim_server", "mlflow"])
+def test_the_script_of_a_server_starts_it(render: Renderer, tmp_path: Path, name: str) -> None:
+    tracker = name.removesuffix("_server")
+    project = submission(render, tmp_path, trackers=[tracker], monitoring_servers=[tracker])
+    code, log = project.run(f"monitoring/{name}", "--experiment", "a b", **ONE_NODE)
     assert code == 0, log
-    words = project.noted("tool.args")
-    assert words[0] == name
-    assert words[words.index("--host") + 1] == "127.0.0.1"
-    assert words[words.index("--port") + 1] == "45678"
-    assert re.search(r"^    ssh -N -L 45678:127.0.0.1:45678 -J \w+@login1 \w+@n1$", log, re.M)
-    assert "http://127.0.0.1:45678" in log
+    expected = ["-m", "demo", "monitor", "serve", name.replace("_", "-"), "--experiment", "a b"]
+    assert project.noted("python.args") == expected

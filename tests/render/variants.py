@@ -149,15 +149,17 @@ ALWAYS = (
     "tests/conftest.py",
     "tests/test_check_comm.py",
     "tests/test_doctor.py",
+    "tests/test_plot.py",
     "tests/test_train.py",
     "tests/test_yours.py",
 )
 CORE = (
-    "__init__ __main__ checkpoint config data distributed errors evaluation launcher metrics mnist "
-    "model preemption provenance report schedule seeding sharding torchrun train workers "
-    "tracking/__init__ check_comm/__init__ check_comm/channel check_comm/examine "
-    "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
-    "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
+    "__init__ __main__ checkpoint config curves data distributed errors evaluation figures files "
+    "heartbeat launcher metrics mnist model plot preemption provenance recording report runs "
+    "schedule seeding sharding system torchrun train workers tracking/__init__ tracking/fanout "
+    "check_comm/__init__ check_comm/channel check_comm/examine check_comm/operations "
+    "check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster doctor/findings "
+    "doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
 )
 
 
@@ -178,12 +180,30 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"slurm/check_comm.sbatch", "slurm/doctor.sbatch"}
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
+        files |= {f"{package}/sweep/{name}.py" for name in ("__init__", "trial")}
     if a["sweep"] == "wandb":
-        files |= {f"{package}/tracking/wandb.py"}
+        files |= {f"{package}/sweep/wandb.py", f"{package}/tracking/wandb.py"}
     if a["sweep"] == "optuna":
-        files |= {f"{package}/sweep.py", "tests/test_sweep.py"}
-    if "wandb" in a["trackers"] or a["sweep"] == "wandb":
+        files |= {f"{package}/sweep/{name}.py" for name in ("optuna", "space", "claims", "results")}
+        files |= {"tests/test_sweep.py"}
+    if a["trackers"] or a["sweep"] == "wandb":
+        files |= {f"{package}/sync.py", f"{package}/check_trackers.py", "tests/test_trackers.py"}
+    if {"wandb", "aim", "mlflow"} & {*a["trackers"], a["sweep"]}:
         files |= {".env.example"}
+    if servers := a["monitoring_servers"]:
+        parts = (
+            "__init__",
+            "actions",
+            "jobs",
+            "place",
+            "records",
+            "serve",
+            "servers",
+            "submission",
+        )
+        files |= {f"{package}/monitor/{name}.py" for name in (*parts, *servers)}
+    if "aim" in a["monitoring_servers"]:
+        files |= {f"{package}/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
     if a["environment"] == "conda":
         files |= {"environment.yml"}
     if a["container"] == "apptainer":
@@ -199,7 +219,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
 def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
     """Return the names of the packages that a project of these answers needs."""
     a = complete(given)
-    names = {"torch", "annotated-types", "numpy", "pydantic", "pyyaml", "tqdm", "tyro"}
+    names = {"torch", "annotated-types", "matplotlib", "numpy", "psutil", "pydantic"}
+    names |= {"python-dotenv", "pyyaml", "tqdm", "tyro"}
     names |= set(a["trackers"])
     if "aim" in a["trackers"]:
         names |= {"setuptools"}

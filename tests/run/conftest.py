@@ -76,6 +76,17 @@ class Job:
             assert time.monotonic() < deadline, self.log
             time.sleep(0.005)
 
+    def interrupt(self, step: int, tracker: str) -> None:
+        """Kill the ranks once the tracker has started and the run has logged the step."""
+        ids = self.run_dir / "trackers.json"
+        deadline = time.monotonic() + PATIENCE
+        while not ids.exists() or tracker not in json.loads(ids.read_text()):
+            assert self.processes[0].poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.005)
+        self.wait_for_step(step)
+        self.kill()
+
     @property
     def log(self) -> str:
         """Everything that the ranks wrote."""

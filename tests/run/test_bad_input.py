@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Launch, spawn
+from .conftest import QUICK, Launch, spawn, tasks
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,15 @@ def test_a_rank_that_never_comes_is_said(launch: Launch) -> None:
     assert job.codes == [1]
     assert "rank 0" in job.log and "can't meet the others" in job.log
     assert "Traceback" not in job.log
+
+
+def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path) -> None:
+    train = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK]
+    job = spawn(project, tmp_path / "run", [train, [*train, "--lr=0.2"]], tasks(2)).wait()
+    assert job.codes == [1, 1], job.log
+    (error,) = [line for line in job.log.splitlines() if "has lr" in line]
+    assert error.startswith("error: rank 1 has lr 0.2, but rank 0 has 0.1: start all ranks with")
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:

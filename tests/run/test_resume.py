@@ -7,10 +7,10 @@ import time
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from reproducible import reproducible
 
 from .conftest import PATIENCE, Job, Launch, srun
 
@@ -22,14 +22,6 @@ LONG = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=1")
 def uninterrupted(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The run that the others are compared with."""
     return srun(project, tmp_path_factory.mktemp("whole") / "run", 2, *LONG).wait()
-
-
-def learned(job: Job) -> list[dict[str, Any]]:
-    """The logged steps, without what the clock decides."""
-    return [
-        {key: value for key, value in line.items() if "per_second" not in key}
-        for line in job.metrics()
-    ]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,7 @@ def test_a_signal_on_one_rank_stops_all_and_the_next_run_goes_on(
     assert resumed.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
     assert resumed.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
     # Every step once, with the numbers of the uninterrupted run.
-    assert learned(resumed) == learned(uninterrupted)
+    assert reproducible(resumed.metrics()) == reproducible(uninterrupted.metrics())
 
 
 def test_killed_ranks_go_on_from_the_last_checkpoint(
@@ -81,7 +73,7 @@ def test_ranks_killed_during_validation_go_on_behind_the_epoch(
     resumed = launch(2, *LONG)
     assert resumed.summary["resumed_from_step"] == 58
     assert resumed.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
-    assert learned(resumed) == learned(uninterrupted)
+    assert reproducible(resumed.metrics()) == reproducible(uninterrupted.metrics())
 
 
 def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) -> None:
@@ -118,7 +110,7 @@ def test_resume_is_exact_for_every_pipeline(
     resumed = launch(2, *quick)
     assert epoch < resumed.summary["resumed_from_step"] < whole.summary["global_step"]
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
-    assert learned(resumed) == learned(whole)
+    assert reproducible(resumed.metrics()) == reproducible(whole.metrics())
 
 
 def processes_of(job: Job) -> set[int]:
@@ -156,7 +148,7 @@ def test_signals_to_every_process_of_the_job_end_no_loading_worker(
     resumed = launch(2, *LONG, *flags)
     assert 70 <= resumed.summary["resumed_from_step"] < whole.summary["global_step"]
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
-    assert learned(resumed) == learned(whole)
+    assert reproducible(resumed.metrics()) == reproducible(whole.metrics())
 
 
 def _send(pid: int, *numbers: signal.Signals) -> None:

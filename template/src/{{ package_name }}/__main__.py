@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
+from dotenv import dotenv_values
+
 from .errors import UsageError
 
 
@@ -28,6 +30,13 @@ def train(argv: Sequence[str]) -> int:
     # The launcher sends TERM to the others when the first rank leaves with 75. A rank whose
     # interpreter is shutting down would die of it, and the batch script would not see 75.
     ignore_signals()
+    from .tracking.fanout import left_behind
+
+    if left_behind():
+        # An orderly exit would wait for what a tracker's library still has to do.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
@@ -54,6 +63,41 @@ def doctor(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def runs(argv: Sequence[str]) -> int:
+    """list the runs and how they stand: running, finished, failed, stuck"""
+    from .runs import main
+
+    return main(argv)
+
+
+def plot(argv: Sequence[str]) -> int:
+    """draw the curves of runs to a file"""
+    from .plot import main
+
+    return main(argv)
+
+
+def monitor(argv: Sequence[str]) -> int:
+    """start and stop the trackers' web servers, as Slurm jobs"""
+    from .monitor import main
+
+    return main(argv)
+
+
+def check_trackers(argv: Sequence[str]) -> int:
+    """log a small run to every tracker and read it back"""
+    from .check_trackers import main
+
+    return main(argv)
+
+
+def sync(argv: Sequence[str]) -> int:
+    """send to the trackers what they missed of a run"""
+    from .sync import main
+
+    return main(argv)
+
+
 def sweep(argv: Sequence[str]) -> int:
     """search for better settings, one trial after another"""
     from .sweep import main
@@ -66,6 +110,11 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "download": (download, "data"),
     "doctor": (doctor, "doctor"),
     "check-comm": (check_comm, "check_comm"),
+    "runs": (runs, "runs"),
+    "plot": (plot, "plot"),
+    "monitor": (monitor, "monitor"),
+    "check-trackers": (check_trackers, "check_trackers"),
+    "sync": (sync, "sync"),
     "sweep": (sweep, "sweep"),
 }
 
@@ -82,7 +131,7 @@ def main() -> None:
         if find_spec(f"{__package__}.{module}")
     }
     usage = f"usage: python -m {__package__} COMMAND [flags]\n\n" + "\n".join(
-        f"  {name:12}{command.__doc__}" for name, command in available.items()
+        f"  {name:16}{command.__doc__}" for name, command in available.items()
     )
     name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("-h", "--help"):
@@ -91,6 +140,10 @@ def main() -> None:
     if name not in available:
         sys.exit(f"{usage}\n\nerror: unknown command '{name}'" if name else usage)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
+    # Keys and addresses of trackers; what the environment has already goes first.
+    for variable, value in dotenv_values(".env").items():
+        if value:
+            os.environ.setdefault(variable, value)
     try:
         sys.exit(available[name](argv))
     except Exception as error:

@@ -108,6 +108,12 @@ class Settings:
     """let every rank log, not only rank 0"""
     trackers: tuple[str, ...] = ()
     """where metrics go besides metrics.jsonl; none: nowhere"""
+    track_all_ranks: bool = False
+    """give every rank a run of its own in the trackers, for its own numbers, beside rank 0's"""
+    histograms_every: Count = 0
+    """optimizer steps between histograms of parameters and gradients; 0: none"""
+    register_model: str | None = None
+    """name under which the best network goes into the model registry of trackers that have one"""
 
     def for_world(self, size: int) -> "Settings":
         """Return the settings with the batch size of each rank worked out.
@@ -204,10 +210,15 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Settings).validate_python(dict(values))
+        settings = TypeAdapter(Settings).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         reason = first["msg"].removeprefix("Input ").removeprefix("String ")
         reason = reason.replace("valid tuple", "list, such as [a, b]")
         raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
+    if set(settings.register_model or "") & set("/:"):
+        raise UsageError(
+            f"{source}register_model is {settings.register_model!r}: give a name without / and :"
+        )
+    return settings

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import torch
@@ -44,10 +45,17 @@ class World:
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums of the values over all ranks, the same numbers on each."""
-        if self.size == 1:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """Return the largest of each value over all ranks, the same numbers on each."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: list[float], operation: dist.ReduceOp) -> list[float]:
+        if self.size == 1 or not values:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)  # in which counts stay exact
-        dist.all_reduce(tensor, group=self.control)
+        dist.all_reduce(tensor, operation, group=self.control)
         return tensor.tolist()
 
     def vote(self, stop: bool, samples: int) -> "Vote":
@@ -271,3 +279,8 @@ def set_up_logging(world: World, all_ranks: bool) -> None:
         level=logging.INFO if world.is_main or all_ranks else logging.WARNING,
         force=True,
     )
+    if world.is_main:
+        # Keeps what is said until the run folder has a file for it (report.py).
+        logging.getLogger().addHandler(MemoryHandler(capacity=0))
+    # It tells of its fonts.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)

@@ -5,63 +5,67 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .checkpoint import write_atomically
 from .distributed import World
+from .files import read_lines, write_atomically
+from .recording import STORE
+from .system import record_usage
 
 log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Mean training loss, gradient norm and images per second since the last reading.
+    """Mean training loss, gradient norm, images per second and the like since the last reading.
 
-    Sums stay on the device, so that no step waits for a number.
+    What model.py and data.py `record` is read with them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.restart()
+        self.samples, self.earlier, self.since = 0, 0, time.perf_counter()
 
-    def restart(self) -> None:
-        """Begin anew."""
-        self.sums = torch.zeros(2, device=self.device)
-        self.samples, self.steps = 0, 0
-        self.earlier, self.since = 0, time.perf_counter()
+    def add(self, loss: Tensor, norm: Tensor | None, own_samples: int, samples: int) -> None:
+        """Count a step.
 
-    def add(self, loss: Tensor, norm: Tensor | None, samples: int) -> None:
-        """Count a step: summed loss of this rank's samples, gradient norm, samples of all ranks."""
-        self.sums += torch.stack([loss, loss.new_zeros(()) if norm is None else norm])
+        Args:
+            loss: sum over this rank's samples, a scalar.
+            norm: of the gradient, which all ranks share; None where it was not worked out.
+            own_samples, samples: of this rank, and of all ranks.
+        """
+        STORE.add("train/loss", loss, own_samples)
+        if norm is not None:
+            STORE.add("train/gradient_norm", norm, 1)
         self.samples += samples
-        self.steps += 1
 
     def skip(self, seconds: float) -> None:
         """Leave out time that was not spent on training."""
         self.since += seconds
 
-    def read(self, world: World) -> dict[str, float]:
-        """Return the means over all ranks and begin anew; every rank must call this."""
-        loss, norm, samples, steps = self.total(world)
-        seconds, earlier = time.perf_counter() - self.since, self.earlier
-        self.restart()
-        speed = (samples - earlier) / seconds
-        readings = {"train/loss": loss / samples, "train/images_per_second": speed}
-        return {**readings, "train/gradient_norm": norm / steps} if norm else readings
+    def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the means over all ranks, and this rank's own; begin anew.
 
-    def total(self, world: World) -> list[float]:
-        """Return loss over all ranks, norms, samples and steps; every rank must call this."""
-        loss, norm = self.sums.tolist()
-        return [*world.sum([loss]), norm, self.samples, self.steps]
+        Every rank must call this.
+        """
+        record_usage(STORE, self.device)
+        speed = (self.samples - self.earlier) / (time.perf_counter() - self.since)
+        over_all, own = STORE.read(world)
+        self.samples, self.earlier, self.since = 0, 0, time.perf_counter()
+        first = {"train/images_per_second": speed}
+        return first | over_all, {"train/images_per_second": speed / world.size} | own
 
-    def resume(self, total: list[float], world: World) -> None:
+    def total(self, world: World) -> dict[str, Any]:
+        """Return what a resumed run must know; every rank must call this."""
+        return {"samples": self.samples, "recorded": STORE.total(world)}
+
+    def resume(self, total: Mapping[str, Any], world: World) -> None:
         """Go on from the `total` of an interrupted run."""
-        loss, norm, samples, steps = total
-        self.restart()
-        self.sums += torch.tensor([loss if world.is_main else 0.0, norm], device=self.device)
-        self.samples, self.steps = int(samples), int(steps)
-        self.earlier = self.samples  # whose time was the interrupted run's
+        STORE.resume(total["recorded"], world)
+        # Their time was the interrupted run's.
+        self.samples = self.earlier = total["samples"]
 
 
 class JsonLines:
@@ -71,24 +75,22 @@ class JsonLines:
         path: the file.
         resume_step: lines after this step are dropped, since an interrupted run wrote them after
             its last checkpoint; so is a line that was cut off.
+
+    Attributes:
+        earlier: the lines that are kept.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                if json.loads(line)["step"] <= resume_step:
-                    kept.append(line + "\n")
-            except ValueError:
-                continue
-        write_atomically(path, "".join(kept))
+        self.earlier = [line for line in read_lines(path) if line["step"] <= resume_step]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.earlier))
         self.file = path.open("ab", buffering=0)
         self.waiting = b""
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step; what a full disk does not take goes with a later step."""
         complained = bool(self.waiting)
-        self.waiting += json.dumps({"step": step, **metrics}).encode() + b"\n"
+        self.waiting += json.dumps({"step": step, "time": round(time, 3), **metrics}).encode()
+        self.waiting += b"\n"
         try:
             while self.waiting:
                 self.waiting = self.waiting[self.file.write(self.waiting) :]

@@ -7,22 +7,33 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from tqdm import tqdm
 
 from . import provenance
-from .checkpoint import write_atomically
 from .config import Settings
 from .distributed import World
 from .errors import UsageError
+from .files import write_atomically
+from .heartbeat import Heartbeat
 from .launcher import FIRST_SPECIAL_STEP
 from .metrics import JsonLines
-from .tracking import Run, Status, Trackers
+from .tracking import Run, Status
+from .tracking.fanout import Trackers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from torch import nn
 
 log = logging.getLogger(__name__)
+
+QUIET = ("system/", "train/data_seconds")  # metrics that would only clutter the log
 
 
 def with_run_dir(settings: Settings, world: World) -> Settings:
@@ -35,7 +46,9 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
         UsageError: all tasks of an array are told to use one folder.
     """
     if settings.run_dir:
-        if int(os.environ.get("SLURM_ARRAY_TASK_COUNT", 1)) > 1:
+        # A sweep gives each trial a folder of its own, whichever task of an array runs it.
+        alone = "SWEEP_TRIAL" in os.environ
+        if int(os.environ.get("SLURM_ARRAY_TASK_COUNT", 1)) > 1 and not alone:
             raise UsageError(
                 f"run_dir is {settings.run_dir}, but each task of an array is a run of its own: "
                 "leave --run-dir out, and use --experiment to keep the runs together"
@@ -56,56 +69,46 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
 
 
 class Report:
-    """The run folder, the trackers and the progress bar of rank 0.
+    """The run folder, the trackers and the progress bar.
 
-    On other ranks every call does nothing, so the loop need not ask which it is on.
+    Rank 0 has them all. Other ranks have trackers, for their own numbers, with `track_all_ranks`;
+    else every call does nothing on them, so the loop need not ask which rank it is on.
 
     Args:
         settings: the effective settings, with a run folder.
         world: the ranks.
         trackers: names of the trackers to use.
         resume_step: the step that this attempt goes on from.
-        run_ids: the trackers' ids of the run so far.
 
     Raises:
         UsageError: the run folder can't be written to.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        world: World,
-        trackers: list[str],
-        resume_step: int,
-        run_ids: Mapping[str, str],
+        self, settings: Settings, world: World, trackers: list[str], resume_step: int
     ) -> None:
         self.active = world.is_main
-        self.run_ids = dict(run_ids)
         self.folder = Path(str(settings.run_dir))
-        world.on_main(lambda: self._open(settings, world, resume_step))
-        if self.active:
-            run = Run(
-                directory=self.folder,
-                name=f"{settings.experiment}/{self.folder.name}",
-                experiment=settings.experiment,
-                settings=settings.as_dict(),
-                tags=settings.tags,
-                resume_step=resume_step,
-            )
-            self.trackers = Trackers(trackers, run, run_ids)
-            self.run_ids = self.trackers.run_ids
+        facts = world.on_main(lambda: self._open(settings, world, resume_step))
+        run = described(settings, facts, resume_step, world.rank)
+        tracked = trackers if self.active or settings.track_all_ranks else []
+        self.trackers = Trackers(tracked, run, self.lines.earlier if self.active else ())
 
-    def _open(self, settings: Settings, world: World, resume_step: int) -> None:
+    def _open(self, settings: Settings, world: World, resume_step: int) -> dict[str, Any]:
+        facts = provenance.collect(world)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
-            self._write("provenance.json", json.dumps(provenance.collect(world), indent=2))
+            self._write("provenance.json", json.dumps(facts, indent=2))
             self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step)
+            self.log = log_to(self.folder / "log.txt")
         except OSError as error:
             raise UsageError(
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
                 "with --run-dir or --run-root"
             ) from None
+        self.heartbeat = Heartbeat(self.folder / "status.json")
+        return facts
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
         """Return a bar over the steps of an epoch: shown on a terminal, silent in a log file."""
@@ -118,19 +121,53 @@ class Report:
             disable=not (self.active and sys.stderr.isatty()),
         )
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Record and log the numbers of a step."""
-        if self.active:
-            self.lines.write(step, values)
-            self.trackers.log_metrics(values, step)
-            shown = "  ".join(f"{name} {value:.5g}" for name, value in values.items())
-            with tqdm.external_write_mode():
-                log.info("step %d  %s", step, shown)
+    def metrics(
+        self,
+        step: int,
+        progress: float,
+        values: Mapping[str, float],
+        own: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record and log the numbers of a step.
+
+        Args:
+            step, progress: where the training is; progress goes from 0 to 1.
+            values: over all ranks.
+            own: this rank's, which its own run in the trackers gets; rank 0's run gets `values`.
+        """
+        now = time.time()
+        if not self.active:
+            self.trackers.log_metrics(own or {}, step, now)
+            return
+        self.lines.write(step, now, values)
+        self.trackers.log_metrics(values, step, now)
+        self.heartbeat.beat(step, progress)
+        shown = (f"{name} {value:.5g}" for name, value in values.items() if not quiet(name))
+        with tqdm.external_write_mode():
+            log.info("step %d  %s", step, "  ".join(shown))
+
+    def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
+        """Keep pictures as files, and show them to the trackers."""
+        for name, figure in figures.items():
+            path = self.folder / "figures" / f"{name.replace('/', '-')}-{step:08}.png"
+            try:
+                path.parent.mkdir(exist_ok=True)
+                figure.savefig(path)
+            except OSError as error:
+                log.error("could not write %s: %s", path, error.strerror)
+            self.trackers.log("image", name, pixels(figure), step)
+
+    def histograms(self, step: int, network: "nn.Module") -> None:
+        """Show the trackers how parameters and gradients are distributed."""
+        for name, parameter in network.named_parameters() if self.active else ():
+            for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
+                if tensor is not None:
+                    values = tensor.detach().float().cpu().numpy().ravel()
+                    self.trackers.log("histogram", f"{what}/{name}", values, step)
 
     def flush(self) -> None:
         """Make what was recorded so far outlive the process."""
-        if self.active:
-            self.trackers.flush()
+        self.trackers.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json and log it."""
@@ -149,11 +186,70 @@ class Report:
                 self.folder / "summary.json",
             )
 
-    def close(self, status: Status) -> None:
-        """End the run in the trackers, and close the files."""
+    def close(self, status: Status, error: str | None, step: int, best: Path | None) -> None:
+        """End the run in the trackers, and close the files.
+
+        Args:
+            status: how the run ended; error: why it failed.
+            step: where it ended.
+            best: its best checkpoint, None if it has none.
+        """
         if self.active:
-            self.trackers.finish(status)
+            if best:
+                self.trackers.log("checkpoint", best, step)
+            with suppress(OSError):
+                text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+                self.trackers.log("text", "log", text, step)
+            self.heartbeat.end(status, error)
+        self.trackers.finish(status, error)
+        if self.active:
+            if self.trackers.failed:
+                self.heartbeat.end(status, error, self.trackers.failed)
             self.lines.close()
+            logging.getLogger().removeHandler(self.log)
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.folder / name, text + "\n")
+
+
+def described(settings: Settings, facts: Mapping[str, Any], resume_step: int, rank: int = 0) -> Run:
+    """Return what trackers are told of a run."""
+    folder = Path(str(settings.run_dir)).absolute()
+    name = f"{settings.experiment}/{folder.name}"
+    return Run(
+        directory=folder,
+        store=Path(settings.run_root, settings.experiment).absolute(),
+        name=f"{name}/rank{rank}" if rank else name,
+        experiment=settings.experiment,
+        settings=settings.as_dict(),
+        provenance=facts,
+        tags=settings.tags,
+        resume_step=resume_step,
+        rank=rank,
+    )
+
+
+def log_to(path: Path) -> logging.Handler:
+    """Append what is logged to a file, too, and what was logged before; a full disk loses some."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    file.handleError = lambda _record: None  # type: ignore[method-assign]
+    (memory,) = (each for each in logging.getLogger().handlers if isinstance(each, MemoryHandler))
+    memory.setTarget(file)
+    memory.flush()
+    return memory
+
+
+def quiet(name: str) -> bool:
+    """Return whether a metric is left out of the log."""
+    return name.startswith(QUIET)
+
+
+def pixels(figure: "Figure") -> "np.ndarray":
+    """Return a figure as uint8 of shape (height, width, 3)."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

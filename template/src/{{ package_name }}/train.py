@@ -1,5 +1,6 @@
 """The training loop."""
 
+import copy
 import logging
 import math
 import time
@@ -25,13 +26,14 @@ from .distributed import (
     set_up_logging,
 )
 from .errors import UsageError
-from .evaluation import evaluate
+from .evaluation import Pictures, evaluate
 from .metrics import Meter
 from .preemption import EXIT_CODE, StopRequest
+from .recording import record
 from .report import Report, with_run_dir
 from .schedule import lr_factor, peak_lr
 from .seeding import seed_torch
-from .sharding import TrainBatches
+from .sharding import TrainBatches, evaluation_batches
 from .tracking import Status, select
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ def run(settings: Settings, stop: StopRequest) -> int:
     trackers = select(settings.trackers)
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
+        refuse_different_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
         return Trainer(settings, world, stop).train(trackers)
 
@@ -67,7 +70,6 @@ class Trainer:
         self.epoch, self.step, self.epoch_steps, self.consumed = 0, 0, 0, 0
         self.best_accuracy, self.validated_step = -1.0, 0
         self.resumed_from: int | None = None
-        self.run_ids: dict[str, str] = {}
         self.trained_samples, self.trained_seconds = 0, 0.0
 
         self.datasets = data.load(settings)
@@ -104,10 +106,9 @@ class Trainer:
         if self.resumed_from and self._is_done() and self.world.share(self._has_summary()):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
-        self.report = Report(
-            self.settings, self.world, trackers, self.resumed_from or 0, self.run_ids
-        )
+        self.report = Report(self.settings, self.world, trackers, self.resumed_from or 0)
         status: Status = "failed"
+        error: str | None = None
         try:
             stopped = False
             while not self._is_done() and not stopped:
@@ -115,10 +116,13 @@ class Trainer:
             if not stopped:
                 if self.validated_step != self.step:
                     self._end_epoch(whole=False)
-                self._summarize()
+                self._summarize(bool(trackers))
             status = "preempted" if stopped else "finished"
+        except BaseException as failure:
+            error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            raise
         finally:
-            self.report.close(status)
+            self.report.close(status, error, self.step, self.checkpoints.best())
         return EXIT_CODE if stopped else 0
 
     def _train_epoch(self) -> bool:
@@ -126,7 +130,7 @@ class Trainer:
         steps = (self.batches.samples or 0) // self.samples_per_step
         bar = self.report.progress_bar(self.epoch, self.epoch_steps, steps or None)
         windows = self._windows()
-        window = next(windows)
+        window = self._next(windows)
         vote = self._vote(window)
         began = time.perf_counter()
         stopping, samples = False, 1
@@ -135,7 +139,7 @@ class Trainer:
             if stopping or samples == 0:
                 break
             # The next step's vote travels while this step is computed.
-            following = next(windows)
+            following = self._next(windows)
             vote = self._vote(following)
             self._train_step(window, samples)
             window = following
@@ -176,6 +180,13 @@ class Trainer:
             yield list(islice(batches, accumulate))
             step += 1
 
+    def _next(self, windows: Iterator[list[Batch]]) -> list[Batch]:
+        """Return the next step's batches, and take note of how long they were waited for."""
+        began = time.perf_counter()
+        window = next(windows)
+        record("train/data_seconds", time.perf_counter() - began)
+        return window
+
     def _vote(self, window: list[Batch]) -> Vote:
         samples = sum(len(targets) for _, targets in window)
         return self.world.vote(self.stop.received is not None, samples)
@@ -210,13 +221,18 @@ class Trainer:
         norm = None
         if settings.clip_norm:
             norm = nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_norm)
+        elif self._is_due(settings.log_every):
+            gradients = [each.grad for each in self.network.parameters() if each.grad is not None]
+            norm = nn.utils.get_total_norm(gradients)
         self.optimizer.step()
+        if self._is_due(settings.histograms_every):
+            self.report.histograms(self.step + 1, self.network)
         self.optimizer.zero_grad()
         self.step += 1
         self.epoch_steps += 1
         self.consumed += samples
         self.trained_samples += samples
-        self.meter.add(loss_sum, norm, samples)
+        self.meter.add(loss_sum, norm, sum(weight for _, weight in weighted), samples)
 
     def _end_epoch(self, whole: bool) -> None:
         """Evaluate on the validation set and save; `whole` unless max_steps cut the epoch short."""
@@ -231,24 +247,29 @@ class Trainer:
             self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
         self.report.metrics(
             self.step,
+            self.progress(),
             {"epoch": self.epoch, "validation/loss": loss, "validation/accuracy": accuracy},
         )
         self._save(best)
         self.meter.skip(time.perf_counter() - began)
 
     def _log_step(self) -> None:
-        readings = self.meter.read(self.world)
+        readings, own = self.meter.read(self.world)
         loss = readings["train/loss"]
         if not math.isfinite(loss):
             raise UsageError(
                 f"the training loss is {loss} at step {self.step}: lower lr, lengthen warmup, "
                 f"or set clip_norm; checkpoints are in {self.checkpoints.folder}"
             )
-        self.report.metrics(self.step, {"train/lr": self.learning_rate(), **readings})
+        rate = {"train/lr": self.learning_rate()}
+        self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
 
-    def _summarize(self) -> None:
-        loss, accuracy = evaluate(self.network, self.datasets.test, self.settings, self.world)
-        self.report.metrics(self.step, {"test/loss": loss, "test/accuracy": accuracy})
+    def _summarize(self, with_pictures: bool) -> None:
+        pictures = Pictures() if with_pictures else None
+        loss, accuracy = evaluate(
+            self.network, self.datasets.test, self.settings, self.world, pictures
+        )
+        self.report.metrics(self.step, 1.0, {"test/loss": loss, "test/accuracy": accuracy})
         self.report.summary(
             {
                 "test_accuracy": accuracy,
@@ -265,6 +286,22 @@ class Trainer:
                 "parameters_sha256": parameters_sha256(self.network),
             }
         )
+        if pictures:
+            drawn = pictures.draw(self.world)
+            self.report.figures(self.step, {f"test/{name}": each for name, each in drawn.items()})
+        if self.settings.register_model and self.world.is_main:
+            self._register(self.settings.register_model)
+
+    def _register(self, name: str) -> None:
+        """Put the best network into the registry of models."""
+        network, step = copy.deepcopy(self.network).cpu().eval(), self.step
+        if best := self.checkpoints.best():
+            state = checkpoint.load(best)
+            network.load_state_dict(state["network"])
+            step = state["step"]
+        # As batches reach the network: through the dataset's own way to make them.
+        inputs, _ = next(iter(evaluation_batches(self.datasets.test, 4, 0, 1, 0)))
+        self.report.trackers.log("model", network, inputs, name, step)
 
     # -- where the training stands ----------------------------------------------------------------
 
@@ -315,6 +352,10 @@ class Trainer:
     def _has_summary(self) -> bool:
         return (self.run_dir / "summary.json").exists()
 
+    def _is_due(self, every: int) -> bool:
+        """Return whether the step that is being taken is one of those; 0 means none."""
+        return every > 0 and (self.step + 1) % every == 0
+
     def _at_last_step(self) -> bool:
         return self.settings.max_steps is not None and self.step >= self.settings.max_steps
 
@@ -340,7 +381,6 @@ class Trainer:
             "best_accuracy": self.best_accuracy,
             "validated_step": self.validated_step,
             "meter": meter,
-            "run_ids": self.report.run_ids,
             "world_size": self.world.size,
             "samples_per_step": self.samples_per_step,
             "settings": self.settings.as_dict(),
@@ -371,8 +411,6 @@ class Trainer:
         self.validated_step = state["validated_step"]
         self.meter.resume(state["meter"], self.world)
         self.resumed_from = self.step
-        if found.is_relative_to(self.run_dir):
-            self.run_ids = state["run_ids"]
         log.info("resuming from %s: step %d, epoch %d", found, self.step, self.epoch + 1)
         if not self.world.is_main:
             return
@@ -387,3 +425,18 @@ class Trainer:
         for name, value in self.settings.as_dict().items():
             if name not in ("config", "run_dir", "resume") and before.get(name) != value:
                 log.warning("%s was %s at the checkpoint, now %s", name, before.get(name), value)
+
+
+def refuse_different_settings(settings: Settings, world: World) -> None:
+    """Make sure that all ranks were started with the same settings.
+
+    Raises:
+        UsageError: on a rank whose settings are not rank 0's.
+    """
+    mine = settings.as_dict()
+    for name, value in world.share(mine).items():
+        if mine[name] != value:
+            raise UsageError(
+                f"rank {world.rank} has {name} {mine[name]}, but rank 0 has {value}: start all "
+                "ranks with the same flags and the same configs/train.yaml"
+            )

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from .findings import Finding, attempt
 if TYPE_CHECKING:
     from ..config import Settings
 
+DOTENV = Path(".env")
 PATIENCE = 10  # seconds for a server's answer
 
 
@@ -23,6 +25,8 @@ def check(settings: "Settings") -> Iterator[Finding]:
     """Import each tracker as a run would, and see that its server answers."""
     for name in tracking.select(settings.trackers):
         yield from attempt(name, _one, name)
+    if DOTENV.exists() and DOTENV.stat().st_mode & 0o077:
+        yield Finding("warning", ".env", "others can read the keys in .env: chmod 600 .env")
 
 
 def _one(name: str) -> Iterator[Finding]:
@@ -44,15 +48,15 @@ def _wandb(name: str, found: str) -> Iterator[Finding]:
         yield Finding(
             "warning",
             name,
-            f"{found}, but WANDB_API_KEY is not set, so runs are offline: load .env first "
-            "(set -a; . ./.env; set +a), or set WANDB_MODE=offline",
+            f"{found}, but WANDB_API_KEY is not set, so runs are offline: put it into .env, "
+            "or set WANDB_MODE=offline there",
         )
     else:
         url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
         where, trouble = _fetch(url, "")
         if trouble:
             message = f"{found}, but {where} can't be reached ({trouble}), so runs are offline"
-            yield Finding("warning", name, f"{message}: 'wandb sync' sends them later")
+            yield Finding("warning", name, f"{message}: 'sync' sends them later")
         else:
             yield Finding("ok", name, f"{found}, {where} answers")
 

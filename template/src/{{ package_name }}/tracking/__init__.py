@@ -1,22 +1,24 @@
-"""Experiment trackers behind one protocol; one module for each, imported only when used.
+"""Experiment trackers behind one interface; one module for each, imported only when used.
 
-To add one, put a module here whose class `Tracker` follows the protocol, and name it in
-`trackers`.
+To add one, put a module here whose class `Tracker` is a `Backend`, and name it in `trackers`.
 """
 
-import logging
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
 
 Status = Literal["finished", "failed", "preempted"]
+History = dict[str, dict[int, float]]
+"""For each metric its values, by step."""
+OWN = {"fanout"}  # modules here that are no backends
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,35 @@ class Run:
 
     Args:
         directory: the run's folder, shared by all attempts of the run.
+        store: folder of what the runs of the experiment share, such as a database.
         name: the run's name; experiment: the group it belongs to.
         settings: the effective settings.
+        provenance: where the run came from: commit, packages, machines (provenance.py).
         tags: words to find it by.
-        resume_step: the step that this attempt goes on from, 0 for a new run.
+        resume_step: the step that this attempt goes on from, 0 for the beginning.
         run_id: the id that this tracker gave the run before, None for a new run.
+        rank: the rank whose numbers these are. Other ranks than 0 have runs of their own, where
+            all ranks are tracked; main_id is then the id of rank 0's run in this tracker.
     """
 
     directory: Path
+    store: Path
     name: str
     experiment: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     tags: Sequence[str] = ()
     resume_step: int = 0
     run_id: str | None = None
+    rank: int = 0
+    main_id: str | None = None
 
 
-class Tracker(Protocol):
-    """A backend. Its constructor starts the run, or goes on with the one that `run.run_id` names.
+class Backend:
+    """A tracker's side of a run. What it has no place for, it leaves out: such a call does nothing.
+
+    All calls come from one thread, the backend's own (fanout.py), in which the signals of Slurm are
+    blocked: a process that the backend starts does not die of them.
 
     Attributes:
         run_id: what the backend calls the run.
@@ -50,21 +63,54 @@ class Tracker(Protocol):
 
     run_id: str
 
-    def __init__(self, run: Run) -> None: ...
+    def __init__(self, run: Run) -> None:
+        """Start the run, or go on with the one that `run.run_id` names."""
+        raise NotImplementedError
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record numbers of a step."""
+    def history(self) -> History:
+        """Return the metrics that the run holds, and keeps.
+
+        Asked once, right after the start, of a run that goes on: what is in it is not logged again,
+        what is missing is. A backend that replaces or hides what came after `run.resume_step`
+        leaves that out.
+        """
+        return {}
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Record numbers of a step; time is when they were measured, in seconds since 1970."""
+        raise NotImplementedError
+
+    def log_image(self, name: str, image: "np.ndarray", step: int) -> None:
+        """Record a picture: uint8, of shape (height, width, 3)."""
+
+    def log_histogram(self, name: str, values: "np.ndarray", step: int) -> None:
+        """Record how values are distributed: float, of shape (number of values,)."""
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Record a text, such as the log; a later one of the same name takes its place."""
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Record where the run's best checkpoint lies; it is not copied."""
+
+    def log_model(self, network: "nn.Module", example: "Tensor", name: str, step: int) -> None:
+        """Put a network into the registry of models.
+
+        Args:
+            network: in evaluation mode, on the CPU.
+            example: a batch that it takes, on the CPU.
+            name: of the model in the registry.
+        """
 
     def flush(self) -> None:
         """Make everything logged so far outlive the process; called at each checkpoint."""
 
-    def finish(self, status: Status) -> None:
-        """Close the run."""
+    def finish(self, status: Status, error: str | None) -> None:
+        """Close the run; error is the line that says why it failed."""
 
 
 def available() -> list[str]:
     """Return the names of the trackers that this project has."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - OWN)
 
 
 def select(names: Sequence[str]) -> list[str]:
@@ -82,51 +128,3 @@ def select(names: Sequence[str]) -> list[str]:
                 "and 'none' silences all"
             )
     return list(dict.fromkeys(names))
-
-
-class Trackers:
-    """All chosen trackers as one. With none chosen, every call does nothing.
-
-    A tracker never stops the training: one that fails is switched off, with its traceback in the
-    log. metrics.jsonl has the numbers all the same.
-
-    Args:
-        names: as `select` returned them.
-        run: what to tell them; its `run_id` is replaced by each tracker's own.
-        run_ids: the ids that an interrupted run had, by tracker.
-    """
-
-    def __init__(self, names: Sequence[str], run: Run, run_ids: Mapping[str, str]) -> None:
-        self.active: dict[str, Tracker] = {}
-        # A tracker that is silent this time keeps its run for the next.
-        self.run_ids = dict(run_ids)
-        for name in names:
-            own = replace(run, run_id=run_ids.get(name))
-            try:
-                tracker = import_module(f".{name}", __package__).Tracker(own)
-            except Exception:
-                log.exception("tracker %s could not start and is off for this run", name)
-                continue
-            self.active[name] = tracker
-            self.run_ids[name] = tracker.run_id
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record numbers of a step."""
-        self._each(lambda tracker: tracker.log_metrics(metrics, step))
-
-    def flush(self) -> None:
-        """Make everything logged so far outlive the process."""
-        self._each(lambda tracker: tracker.flush())
-
-    def finish(self, status: Status) -> None:
-        """Close the run."""
-        self._each(lambda tracker: tracker.finish(status))
-        self.active.clear()
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(self.active.items()):
-            try:
-                call(tracker)
-            except Exception:
-                log.exception("tracker %s failed and is off for the rest of this run", name)
-                del self.active[name]

@@ -1,0 +1,72 @@
+"""`status.json`: how a run stands, kept up to date, so that one that died or hangs is noticed.
+
+`python -m <package> runs` reads it.
+"""
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .files import write_atomically
+from .tracking import Status
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """The state of a run in a file, written by rank 0.
+
+    Args:
+        path: the file.
+    """
+
+    EVERY = 5  # seconds at least between two notes
+    PATIENCE = 600  # seconds at least before silence means trouble: start-up, a slow validation
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.started = self.last = self.written = time.time()
+        self.longest = 0.0
+        self.state = {
+            "status": "running",
+            "error": None,
+            "step": 0,
+            "progress": 0.0,
+            "started": self.started,
+            "updated": self.started,
+            "expect_next_in": self.PATIENCE,
+            "job": os.environ.get("SLURM_JOB_ID"),
+            "host": socket.gethostname(),
+            "missed_by": [],
+        }
+        self._write()
+
+    def beat(self, step: int, progress: float) -> None:
+        """Note that the run has come to a step."""
+        now = time.time()
+        self.longest, self.last = max(self.longest, now - self.last), now
+        self.state |= {
+            "step": step,
+            "progress": round(progress, 4),
+            "updated": now,
+            "expect_next_in": round(max(self.PATIENCE, 5 * self.longest)),
+        }
+        if now - self.written > self.EVERY:
+            self._write()
+
+    def end(self, status: Status, error: str | None, missed: Sequence[str] = ()) -> None:
+        """Note how the run ended, and which trackers did not get everything."""
+        self.state |= {"status": status, "error": error, "missed_by": list(missed)}
+        self.state["updated"] = time.time()
+        self._write()
+
+    def _write(self) -> None:
+        self.written = time.time()
+        try:
+            write_atomically(self.path, json.dumps(self.state, indent=2) + "\n")
+        except OSError as error:
+            log.warning("could not write %s: %s", self.path, error.strerror)

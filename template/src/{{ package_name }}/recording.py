@@ -1,0 +1,134 @@
+"""Numbers that each rank records between two log lines, and what they come to over all ranks.
+
+Call `record` where a number arises, such as in model.py:
+
+    record("train/confidence", outputs.softmax(1).amax(1).mean(), weight=len(outputs))
+
+A tensor stays on its device until the line is logged, so that no step waits for it. What a loading
+worker or an evaluation records is left out: the one is another process, the other is no training.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .distributed import World
+
+How = Literal["mean", "sum", "max", "each"]
+Total = dict[str, tuple[How, float, float]]
+"""Of each name: how, the sum or the largest value, the sum of weights."""
+
+
+class Store:
+    """What a rank has recorded since the last reading."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, tuple[How, Any, float]] = {}
+        self.active = True
+
+    def record(
+        self, name: str, value: float | Tensor, how: How = "mean", weight: float = 1.0
+    ) -> None:
+        """Record a number.
+
+        Args:
+            name: of the metric; slashes group it.
+            value: a number or a tensor of one.
+            how: what is made of all steps and ranks: their mean, sum or maximum; or `each`: the
+                newest value of each rank, as name/rank0, name/rank1...
+            weight: of the value in a mean, such as its number of samples.
+        """
+        if not self.active:
+            return
+        value = value.detach() if isinstance(value, Tensor) else value
+        if how == "mean":
+            self.add(name, value * weight, weight)
+        else:
+            _, before, _ = self.numbers.get(name, (how, value, 1.0))
+            if how == "sum" and name in self.numbers:
+                value = before + value
+            elif how == "max":
+                value = torch.maximum(torch.as_tensor(before), torch.as_tensor(value))
+            self.numbers[name] = (how, value, 1.0)
+
+    def add(self, name: str, value: float | Tensor, weight: float) -> None:
+        """Add to a mean what is a sum over a weight, such as a loss over a number of samples."""
+        _, before, weights = self.numbers.get(name, ("mean", None, 0.0))
+        self.numbers[name] = ("mean", value if before is None else before + value, weights + weight)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing meanwhile."""
+        self.active = False
+        try:
+            yield
+        finally:
+            self.active = True
+
+    def total(self, world: World) -> Total:
+        """Return what all ranks together have, but for `each`; every rank must call this."""
+        self._agree(world)
+        # Each rank may have recorded them in another order.
+        summed = sorted(
+            name for name, (how, _, _) in self.numbers.items() if how in ("mean", "sum")
+        )
+        largest = sorted(name for name, (how, _, _) in self.numbers.items() if how == "max")
+        sums = world.sum([float(x) for name in summed for x in self.numbers[name][1:]])
+        maxima = world.maximum([float(self.numbers[name][1]) for name in largest])
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        found = dict(zip(summed, pairs, strict=True)) | {
+            name: (value, 1.0) for name, value in zip(largest, maxima, strict=True)
+        }
+        return {
+            name: (how, *found[name]) for name, (how, _, _) in self.numbers.items() if name in found
+        }
+
+    def resume(self, total: Mapping[str, Any], world: World) -> None:
+        """Go on from the `total` of an interrupted run: rank 0 takes what all had together."""
+        for name, (how, value, weight) in total.items():
+            mine = how == "max" or world.is_main
+            self.numbers[name] = (how, value if mine else 0.0, weight if mine else 0.0)
+
+    def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the numbers over all ranks, and this rank's own; begin anew.
+
+        Every rank must call this.
+        """
+        over_all = numbers(self.total(world))
+        each = {
+            name: float(value) for name, (how, value, _) in self.numbers.items() if how == "each"
+        }
+        if each:
+            for rank, values in enumerate(world.gather(each)):
+                over_all |= {f"{name}/rank{rank}": value for name, value in values.items()}
+        own = numbers({name: (h, float(v), w) for name, (h, v, w) in self.numbers.items()})
+        self.numbers = {}
+        return over_all, own
+
+    def _agree(self, world: World) -> None:
+        """Make all ranks hold the same names: one that had no sample lacks what samples give."""
+        mine = {name: how for name, (how, _, _) in self.numbers.items()}
+        digest = zlib.crc32(repr(sorted(mine.items())).encode())
+        highest, lowest = world.maximum([digest, -digest])
+        if highest == -lowest:
+            return
+        for theirs in world.gather(mine):
+            for name, how in theirs.items():
+                self.numbers.setdefault(name, (how, float("-inf") if how == "max" else 0.0, 0.0))
+
+
+def numbers(total: Mapping[str, tuple[How, float, float]]) -> dict[str, float]:
+    """Return the sums, the maxima, and the means as sum over weights."""
+    return {
+        name: value / weight if how == "mean" else value
+        for name, (how, value, weight) in total.items()
+        if weight
+    }
+
+
+STORE = Store()
+record = STORE.record

@@ -1,0 +1,131 @@
+"""Send to the trackers what they missed: because they were off, out of reach, or offline.
+
+    python -m <package> sync RUN_DIR...
+
+The run folder has everything: metrics.jsonl, figures, the log. What a tracker has already is not
+sent again.
+"""
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from .config import load_yaml
+from .errors import UsageError
+from .files import read_lines
+from .runs import find_runs
+from .tracking import Backend, select
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Send to the trackers what they missed of some runs; run this where the trackers are in reach.
+
+    Nothing is sent twice, so it does no harm to try again.
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """run folders, or folders of an experiment, which stand for all runs in them"""
+    trackers: tuple[str, ...] = ()
+    """trackers to send to; else those that the run was started with"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Send what is missing; return 0, or 1 if a tracker failed.
+
+    Raises:
+        UsageError: a folder holds no run, or a tracker is unknown.
+    """
+    flags = tyro.cli(Flags, args=list(argv), prog=f"python -m {__package__} sync")
+    directories = find_runs(flags.runs)
+    if not directories:
+        raise UsageError(
+            f"no run in {' '.join(map(str, flags.runs))}: name one, such as runs/demo/7"
+        )
+    return max(sync(directory, flags.trackers) for directory in directories)
+
+
+def sync(directory: Path, names: Sequence[str]) -> int:
+    """Send what trackers lack of one run; return 1 if one of them failed."""
+    from .report import described
+    from .tracking.fanout import known_ids, note_id, without_secrets
+
+    settings = dataclasses.replace(
+        load_yaml(directory / "config.yaml"), run_dir=str(directory.absolute())
+    )
+    state = json.loads((directory / "status.json").read_text(encoding="utf-8"))
+    if state["status"] == "running":
+        log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
+    facts = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
+    lines = read_lines(directory / "metrics.jsonl")
+    last = max((line["step"] for line in lines), default=0)
+    failures = 0
+    for name in select(names or settings.trackers):
+        try:
+            module = import_module(f".tracking.{name}", __package__)
+            if hasattr(module, "sync") and module.sync(directory):
+                continue
+            run = dataclasses.replace(
+                described(settings, facts, last), run_id=known_ids(directory, 0).get(name)
+            )
+            backend = module.Tracker(run)
+            note_id(directory, 0, name, backend.run_id)
+            count = fill(backend, run.run_id is not None, lines)
+            if count or name in state.get("missed_by", ()):
+                complete(backend, directory, last)
+            # Of a run that was killed nobody knows better.
+            status = "failed" if state["status"] == "running" else state["status"]
+            backend.finish(status, state["error"])
+            log.info("%s: %s had %s", directory, name, f"{count} missing" if count else "it all")
+        except Exception as error:
+            log.error(
+                "%s: %s can't be reached or failed: %s",
+                directory,
+                name,
+                without_secrets(f"{type(error).__name__}: {error}").splitlines()[0],
+            )
+            failures = 1
+    return failures
+
+
+def fill(backend: Backend, known: bool, lines: Sequence[dict[str, Any]]) -> int:
+    """Log the numbers that a tracker lacks; return how many."""
+    held = backend.history() if known else {}
+    count = 0
+    for line in lines:
+        step, time = line["step"], line["time"]
+        missing = {
+            name: value
+            for name, value in line.items()
+            if name not in ("step", "time") and step not in held.get(name, ())
+        }
+        if missing:
+            backend.log_metrics(missing, step, time)
+            count += len(missing)
+    return count
+
+
+def complete(backend: Backend, directory: Path, step: int) -> None:
+    """Log what a run ends with: figures, the log, the best checkpoint."""
+    import matplotlib.image
+    import numpy as np
+
+    from .checkpoint import Checkpoints
+
+    for path in sorted((directory / "figures").glob("*.png")):
+        if found := re.fullmatch(r"(\w+)-(\w+)-(\d+)", path.stem):
+            image = np.uint8(matplotlib.image.imread(path)[..., :3] * 255)
+            backend.log_image(f"{found[1]}/{found[2]}", image, int(found[3]))
+    text = (directory / "log.txt").read_text(encoding="utf-8", errors="replace")
+    backend.log_text("log", text, step)
+    if best := Checkpoints(directory / "checkpoints").best():
+        backend.log_checkpoint(best, step)

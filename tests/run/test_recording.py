@@ -1,0 +1,60 @@
+"""Numbers that model.py records come to one number over all ranks."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import srun
+
+RECORDS = '''
+
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Record something of each kind."""
+    import os
+
+    from .recording import record
+
+    rank = int(os.environ["SLURM_PROCID"])
+    record("mine/mean", outputs.new_tensor(rank), weight=1 + rank)
+    record("mine/sum", 1, "sum")
+    record("mine/max", outputs.new_tensor(7 - rank), "max")
+    record("mine/each", 10 * rank, "each")
+    if rank == 1:
+        record("mine/of_one", 5)
+    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+'''
+# Two epochs of 58 steps on two ranks: validation comes at the end of each.
+FLAGS = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=29")
+
+
+@pytest.fixture(scope="module")
+def recording(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose model records."""
+    folder = tmp_path_factory.mktemp("recording") / "demo"
+    shutil.copytree(project, folder)
+    with (folder / "src/demo/model.py").open("a") as file:
+        file.write(RECORDS)
+    return folder
+
+
+def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
+    # Stopped in between two log lines, once.
+    flags = (*FLAGS, "--checkpoint-every=7")
+    job = srun(recording, tmp_path / "run", 2, *flags)
+    while not list(job.run_dir.glob("checkpoints/step-*35.pt")):
+        assert job.processes[0].poll() is None, job.log
+    job.kill()
+    job = srun(recording, tmp_path / "run", 2, *flags).wait()
+    assert job.summary["resumed_from_step"] % 29
+
+    lines = [line for line in job.metrics() if "train/loss" in line]
+    assert [line["step"] for line in lines] == [29, 58, 87, 116]
+    for line in lines:
+        assert line["mine/mean"] == pytest.approx(2 / 3)
+        # Of training alone, not of the validation between the second line and the third.
+        assert line["mine/sum"] == 2 * 29
+        assert (line["mine/max"], line["mine/of_one"]) == (7, 5)
+        assert (line["mine/each/rank0"], line["mine/each/rank1"]) == (0, 10)
+        assert line["system/memory_gib"] > 0.05
+    assert "mine/mean" in job.log and "system/memory_gib" not in job.log
