@@ -59,8 +59,8 @@ def test_from_make_setup_to_a_trained_model(newcomer: Path) -> None:
 
 
 def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
-    # What these tests are run with lacks Aim and MLflow, and doctor would say so.
-    answers = {"setup": "full", "trackers": ["tensorboard", "wandb"], "sweep": "optuna"}
+    trackers = ["tensorboard", "wandb", "aim", "mlflow"]
+    answers = {"setup": "full", "trackers": trackers, "sweep": "optuna"}
     folder = render_project(tmp_path / "demo", **answers)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"],
@@ -70,4 +70,4 @@ def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "6 passed" in done.stdout
+    assert "8 passed" in done.stdout

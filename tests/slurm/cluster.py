@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -98,6 +99,21 @@ class Cluster:
             check=check,
             timeout=PATIENCE,
         )
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep Slurm's controller from answering meanwhile."""
+        waiting = [psutil.Process(daemon.pid) for daemon in self.daemons]
+        inside = [child for each in waiting for child in each.children(recursive=True)]
+        (controller,) = (each for each in inside if each.name() == "slurmctld")
+        controller.suspend()
+        try:
+            yield
+        finally:
+            controller.resume()
+            # nsenter suspends itself with the process that it waits for.
+            for process in waiting:
+                process.resume()
 
     def cut_off(self, node: str) -> None:
         """Take a node off the network; its processes go on."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -167,6 +168,59 @@ def test_a_node_is_cut_off(
     finally:
         cluster.mend(node)
     assert job.summary["hostnames"] == [n for n in cluster.nodes if n != node]
+
+
+HANGS = """
+
+calls = 0
+
+
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    \"\"\"Hang for ever on rank 1, once.\"\"\"
+    import os
+    import time
+    from pathlib import Path
+
+    global calls
+    calls += 1
+    if calls == 50 and os.environ["SLURM_PROCID"] == "1" and not Path("hung").exists():
+        Path("hung").touch()
+        while True:
+            time.sleep(1)
+    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+"""
+
+
+def test_a_rank_that_hangs_until_the_time_limit(
+    make_project: MakeProject, uninterrupted: Job
+) -> None:
+    project = make_project(launch_modes=["cpu"])
+    with (project.root / "src/demo/model.py").open("a") as file:
+        file.write(HANGS)
+    # No rank can save: Slurm kills them all, and the job goes on from the checkpoint before.
+    job = submit(project, "--time=1").wait_for_restart()
+    assert (project.root / "hung").exists()
+    project.cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1-0")
+    check_same(job, uninterrupted)
+    assert job.summary["resumed_from_step"] == 40
+
+
+def test_a_controller_that_is_busy_when_the_job_stops(
+    cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
+) -> None:
+    job = submit(projects["srun"]).wait_for_step(30)
+    shell, ranks = job.batch_shell(), job.ranks()
+    with cluster.busy():
+        for rank in ranks.values():
+            rank.send_signal(signal.SIGUSR2)
+        # The script has asked in vain, and pauses before it asks again.
+        wait_for(
+            lambda: any(child.name() == "sleep" for child in shell.children()),
+            lambda: "the script does not ask again",
+        )
+        assert not any(rank.is_running() for rank in ranks.values())
+    check_same(job, uninterrupted)
+    assert "stopped after a checkpoint, and back to the queue" in job.log
 
 
 @both_launchers

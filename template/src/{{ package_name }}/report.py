@@ -196,7 +196,7 @@ class Report:
         """
         if self.active:
             if best:
-                self.trackers.log("checkpoint", best, step)
+                self.trackers.log("checkpoint", best.absolute(), step)
             with suppress(OSError):
                 text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
                 self.trackers.log("text", "log", text, step)
