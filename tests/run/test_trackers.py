@@ -101,6 +101,31 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     assert "OSError: <BROKEN_API_KEY> at https://<login>@example.org" in record.getMessage()
 
 
+def test_a_tracker_that_fails_once_starts_again_and_gets_what_it_lost(
+    recorders: dict[str, type[Recorder]], tmp_path: Path
+) -> None:
+    sound = recorders["sound"]
+    lines = [{"step": step, "time": 7.0, "loss": float(step)} for step in (1, 2, 3)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+
+    class Tracker(sound):
+        def log_metrics(self, metrics: dict[str, float], step: int, time: float) -> None:
+            if step == 2 and "again" not in type(self).__dict__:
+                type(self).again = True
+                type(self).held = {"loss": {1: 1.0}}  # that much was kept
+                raise ConnectionResetError("gone")
+            super().log_metrics(metrics, step, time)
+
+    sys.modules["demo.tracking.sound"].Tracker = Tracker
+    trackers = import_module("demo.tracking.fanout").Trackers(["sound"], make_run(tmp_path))
+    for line in lines:
+        trackers.log_metrics({"loss": line["loss"]}, line["step"], 7.0)
+    trackers.finish("finished")
+    assert trackers.failed == []
+    assert Tracker.done == ["start", (2, {"loss": 2.0}), (3, {"loss": 3.0}), "finish"]
+
+
 @pytest.mark.parametrize("at", ["start", "log_metrics", "flush", "finish"])
 def test_a_tracker_that_hangs_is_left_behind(
     recorders: dict[str, type[Recorder]],

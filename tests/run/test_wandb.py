@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from .conftest import srun
@@ -59,10 +60,15 @@ def test_everything_is_there_once_of_a_resumed_run(
         job.interrupt(30, "wandb")
     else:
         job.wait_for_step(30)
-        # As Slurm does: every process of the rank gets the signal, W&B's own too.
-        subprocess.run(["pkill", "-TERM", "--session", str(job.processes[0].pid)], check=True)
+        # As Slurm does: every process of the ranks gets the signal, W&B's own too.
+        ranks = [psutil.Process(process.pid) for process in job.processes]
+        own = [child for rank in ranks for child in rank.children(recursive=True)]
+        assert any("wandb-core" in child.name() for child in own), own
+        for process in (*own, *ranks):
+            process.terminate()
         assert set(job.wait().codes) == {75}, job.log
         assert "Traceback" not in job.log and "is off" not in job.log
+        assert "tracker wandb failed (" in job.log and ") and starts again" in job.log
     job = srun(full_project, tmp_path / "run", 2, *flags).wait()
     assert job.summary["resumed_from_step"]
 

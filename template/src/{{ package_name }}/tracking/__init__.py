@@ -55,7 +55,8 @@ class Backend:
     """A tracker's side of a run. What it has no place for, it leaves out: such a call does nothing.
 
     All calls come from one thread, the backend's own (fanout.py), in which the signals of Slurm are
-    blocked: a process that the backend starts does not die of them.
+    blocked: few processes that a backend starts die of them. After a failure it is constructed
+    again, once.
 
     Attributes:
         run_id: what the backend calls the run.

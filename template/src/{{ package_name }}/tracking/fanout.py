@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import read_lines, write_atomically
 from ..preemption import StopRequest
 from . import Backend, Run, Status
 
@@ -31,8 +31,8 @@ class Trackers:
     """All chosen trackers as one. With none chosen, every call does nothing.
 
     No call waits for a tracker, but `flush` and `finish`, and these not for long. A tracker that
-    fails or hangs is off for the rest of the attempt. metrics.jsonl has the numbers all the same,
-    and `sync` sends later what a tracker missed.
+    fails is started again once; after that, or if it hangs, it is off for the rest of the attempt.
+    metrics.jsonl has the numbers all the same, and `sync` sends later what a tracker missed.
 
     Args:
         names: as `select` returned them.
@@ -145,6 +145,7 @@ class _Thread(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.tracked, self.earlier, self.started = run, earlier, started
+        self.restarted = False
         self.calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self.trouble: str | None = None
         self.waited_in_vain: threading.Event | None = None
@@ -202,7 +203,13 @@ class _Thread(threading.Thread):
             backend = self._start()
             doing = "failed"
             while not self.trouble and (call := self.calls.get()) is not None:
-                self._do(backend, *call)
+                try:
+                    self._do(backend, *call)
+                except Exception as error:
+                    if self.restarted:
+                        raise
+                    backend = self._restart(error)
+                    self._do(backend, *call)
         except BaseException:
             if self.trouble is None:
                 self.trouble = doing
@@ -227,7 +234,22 @@ class _Thread(threading.Thread):
         for line in self.earlier:
             values = {name: value for name, value in line.items() if name not in ("step", "time")}
             self._log_metrics(backend, values, line["step"], line.get("time", time.time()))
+            for name, value in values.items():
+                self.held.setdefault(name, {})[line["step"]] = value
         return backend
+
+    def _restart(self, error: Exception) -> Backend:
+        """Start the tracker a second time: a signal may have hit a process of its own."""
+        self.restarted = True
+        reason = without_secrets(f"{type(error).__name__}: {error}").splitlines()[0]
+        log.info("tracker %s failed (%s) and starts again", self.name, reason)
+        known = known_ids(self.tracked.directory, self.tracked.rank).get(self.name)
+        # What it lost is in the file, and what still waits for it.
+        if self.tracked.rank == 0:
+            self.earlier = read_lines(self.tracked.directory / "metrics.jsonl")
+        last = max((line["step"] for line in self.earlier), default=self.tracked.resume_step)
+        self.tracked = replace(self.tracked, run_id=known, resume_step=last)
+        return self._start()
 
     def _do(self, backend: Backend, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "flushed":

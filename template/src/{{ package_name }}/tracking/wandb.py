@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,10 @@ class Tracker(Backend):
     """
 
     def __init__(self, run: Run) -> None:
+        if wandb.run:
+            # Its own process has gone, as after a signal of Slurm's to all processes of the job.
+            with suppress(Exception):
+                wandb.teardown()
         self.directory = run.directory
         # Without these, wandb would ask for a key; most compute nodes have no internet anyway.
         online = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_SWEEP_ID")
