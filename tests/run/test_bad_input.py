@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Launch, spawn, tasks
+from .conftest import QUICK, Launch, spawn, srun, tasks
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,19 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
     (error,) = [line for line in job.log.splitlines() if "has lr" in line]
     assert error.startswith("error: rank 1 has lr 0.2, but rank 0 has 0.1: start all ranks with")
     assert not (tmp_path / "run").exists()
+
+
+def test_two_trainings_in_one_run_folder(project: Path, tmp_path: Path) -> None:
+    first = srun(project, tmp_path / "run", 1, "--max-steps=100000", "--epochs=1000")
+    try:
+        first.wait_for_step(50)
+        second = srun(project, tmp_path / "other", 1, f"--run-dir={tmp_path}/run").wait()
+    finally:
+        first.kill()
+    assert second.codes == [1]
+    pid = first.processes[0].pid
+    assert f"run is the run folder of process {pid}, which trains right now" in second.log
+    assert "Traceback" not in second.log
 
 
 def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:

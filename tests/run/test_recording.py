@@ -1,9 +1,11 @@
 """Numbers that model.py records come to one number over all ranks."""
 
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from .conftest import srun
 
@@ -58,3 +60,24 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
         assert (line["mine/each/rank0"], line["mine/each/rank1"]) == (0, 10)
         assert line["system/memory_gib"] > 0.05
     assert "mine/mean" in job.log and "system/memory_gib" not in job.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("step", 1), "another name"),
+        (("train/loss", 1), "another name"),
+        (("loss (mine)", 1), "another name"),
+        (("/mine", 1), "another name"),
+        (("mine", 1, "median"), "the same one of mean, sum, max, each"),
+        (("first", 1, "sum"), "the same one of mean, sum, max, each"),
+        (("mine", torch.ones(3)), r"\(3,\) is not one number"),
+    ],
+)
+def test_what_can_not_be_recorded_is_said_at_once(
+    project: Path, arguments: tuple, complaint: str
+) -> None:
+    store = import_module("demo.recording").Store()
+    store.record("first", 1.0)
+    with pytest.raises(ValueError, match=complaint):
+        store.record(*arguments)

@@ -147,6 +147,8 @@ def main() -> None:
     try:
         sys.exit(available[name](argv))
     except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            os._exit(1)  # whoever read, such as head, has enough
         if isinstance(error, UsageError):
             print(f"error: {error}", file=sys.stderr)
         else:

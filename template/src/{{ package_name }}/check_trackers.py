@@ -44,7 +44,12 @@ def main(argv: Sequence[str]) -> int:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
     store = Path(settings.run_root, "check-trackers").absolute()
     directory = store / name
-    directory.mkdir(parents=True)
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"can't make {directory}: {error.strerror}; choose another place with --run-root"
+        ) from None
     run = Run(
         directory=directory,
         store=store,

@@ -51,6 +51,6 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
                 values = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(values, dict) and "step" in values:
+            if isinstance(values, dict) and isinstance(values.get("step"), int):
                 lines.append(values)
     return lines

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from .files import write_atomically
 from .tracking import Status
 
@@ -22,25 +24,27 @@ class Heartbeat:
 
     Args:
         path: the file.
+        step: where the training is.
     """
 
     EVERY = 5  # seconds at least between two notes
     PATIENCE = 600  # seconds at least before silence means trouble: start-up, a slow validation
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, step: int) -> None:
         self.path = path
         self.started = self.last = self.written = time.time()
         self.longest = 0.0
         self.state = {
             "status": "running",
             "error": None,
-            "step": 0,
+            "step": step,
             "progress": 0.0,
             "started": self.started,
             "updated": self.started,
             "expect_next_in": self.PATIENCE,
             "job": os.environ.get("SLURM_JOB_ID"),
             "host": socket.gethostname(),
+            "pid": os.getpid(),
             "missed_by": [],
         }
         self._write()
@@ -70,3 +74,20 @@ class Heartbeat:
             write_atomically(self.path, json.dumps(self.state, indent=2) + "\n")
         except OSError as error:
             log.warning("could not write %s: %s", self.path, error.strerror)
+
+
+def writer(path: Path) -> int | None:
+    """Return the process of this machine that still writes such a file, None if there is none.
+
+    What was started with a job that was killed may have been left behind.
+    """
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state["status"] != "running" or state["host"] != socket.gethostname():
+            return None
+        process = psutil.Process(state["pid"])
+        # A number is given to another process, later.
+        alive = process.create_time() < state["started"] and process.pid != os.getpid()
+    except (OSError, ValueError, KeyError, psutil.Error):
+        return None
+    return process.pid if alive else None

@@ -8,17 +8,23 @@ A tensor stays on its device until the line is logged, so that no step waits for
 worker or an evaluation records is left out: the one is another process, the other is no training.
 """
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from .distributed import World
+from .errors import UsageError
 
 How = Literal["mean", "sum", "max", "each"]
+# What the loop itself logs, and what all trackers take.
+TAKEN = {"step", "time", "epoch", "train/loss", "train/lr"}
+TAKEN |= {"train/gradient_norm", "train/images_per_second"}
+NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)
 Total = dict[str, tuple[How, float, float]]
 """Of each name: how, the sum or the largest value, the sum of weights."""
 
@@ -41,10 +47,24 @@ class Store:
             how: what is made of all steps and ranks: their mean, sum or maximum; or `each`: the
                 newest value of each rank, as name/rank0, name/rank1...
             weight: of the value in a mean, such as its number of samples.
+
+        Raises:
+            ValueError: a name that is taken or that trackers can't have, or not one number.
         """
         if not self.active:
             return
-        value = value.detach() if isinstance(value, Tensor) else value
+        if name in TAKEN or not NAME.fullmatch(name):
+            raise ValueError(
+                f"can't record '{name}': another name, please, of letters, digits and ' _-.:/'"
+            )
+        if how not in get_args(How) or self.numbers.get(name, (how,))[0] != how:
+            raise ValueError(
+                f"can't record '{name}' as '{how}': always the same one of {', '.join(get_args(How))}"
+            )
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"can't record '{name}': {tuple(value.shape)} is not one number")
+            value = value.detach().reshape(())
         if how == "mean":
             self.add(name, value * weight, weight)
         else:
@@ -100,9 +120,11 @@ class Store:
         """
         over_all = numbers(self.total(world))
         each = {
-            name: float(value) for name, (how, value, _) in self.numbers.items() if how == "each"
+            name: float(value)
+            for name, (how, value, weight) in self.numbers.items()
+            if how == "each" and weight
         }
-        if each:
+        if any(how == "each" for how, _, _ in self.numbers.values()):
             for rank, values in enumerate(world.gather(each)):
                 over_all |= {f"{name}/rank{rank}": value for name, value in values.items()}
         own = numbers({name: (h, float(v), w) for name, (h, v, w) in self.numbers.items()})
@@ -118,6 +140,10 @@ class Store:
             return
         for theirs in world.gather(mine):
             for name, how in theirs.items():
+                if mine.get(name, how) != how:
+                    raise UsageError(
+                        f"'{name}' is recorded as {how} and as {mine[name]}: choose one"
+                    )
                 self.numbers.setdefault(name, (how, float("-inf") if how == "max" else 0.0, 0.0))
 
 

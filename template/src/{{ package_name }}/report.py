@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from tqdm import tqdm
 
-from . import provenance
+from . import heartbeat, provenance
 from .config import Settings
 from .distributed import World
 from .errors import UsageError
 from .files import write_atomically
-from .heartbeat import Heartbeat
 from .launcher import FIRST_SPECIAL_STEP
 from .metrics import JsonLines
 from .tracking import Run, Status
@@ -96,6 +96,11 @@ class Report:
 
     def _open(self, settings: Settings, world: World, resume_step: int) -> dict[str, Any]:
         facts = provenance.collect(world)
+        if other := heartbeat.writer(self.folder / "status.json"):
+            raise UsageError(
+                f"{self.folder} is the run folder of process {other}, which trains right now: wait "
+                "for its end, stop it, or choose another --run-dir"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
@@ -107,7 +112,7 @@ class Report:
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
                 "with --run-dir or --run-root"
             ) from None
-        self.heartbeat = Heartbeat(self.folder / "status.json")
+        self.heartbeat = heartbeat.Heartbeat(self.folder / "status.json", resume_step)
         return facts
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
@@ -152,7 +157,7 @@ class Report:
             path = self.folder / "figures" / f"{name.replace('/', '-')}-{step:08}.png"
             try:
                 path.parent.mkdir(exist_ok=True)
-                figure.savefig(path)
+                write_atomically(path, partial(figure.savefig, format="png"))
             except OSError as error:
                 log.error("could not write %s: %s", path, error.strerror)
             self.trackers.log("image", name, pixels(figure), step)

@@ -19,7 +19,7 @@ import tyro
 
 from .config import load_yaml
 from .errors import UsageError
-from .files import read_lines
+from .files import read_lines, write_atomically
 from .runs import find_runs
 from .tracking import Backend, select
 
@@ -62,39 +62,55 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     settings = dataclasses.replace(
         load_yaml(directory / "config.yaml"), run_dir=str(directory.absolute())
     )
-    state = json.loads((directory / "status.json").read_text(encoding="utf-8"))
-    if state["status"] == "running":
+    state, facts = read_json(directory / "status.json"), read_json(directory / "provenance.json")
+    status = state.get("status", "running")
+    if status == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
-    facts = json.loads((directory / "provenance.json").read_text(encoding="utf-8"))
     lines = read_lines(directory / "metrics.jsonl")
     last = max((line["step"] for line in lines), default=0)
     failures = 0
     for name in select(names or settings.trackers):
+        run_id = known_ids(directory, 0).get(name)
+        incomplete = status == "running" or not run_id or name in state.get("missed_by", ())
         try:
             module = import_module(f".tracking.{name}", __package__)
             if hasattr(module, "sync") and module.sync(directory):
                 continue
-            run = dataclasses.replace(
-                described(settings, facts, last), run_id=known_ids(directory, 0).get(name)
-            )
+            if not incomplete:
+                log.info("%s: %s has it all", directory, name)
+                continue
+            run = dataclasses.replace(described(settings, facts, last), run_id=run_id)
+            if any((directory.absolute().parent / each).exists() for each in (".aim", "mlflow.db")):
+                # The experiment may have been moved since.
+                run = dataclasses.replace(run, store=directory.absolute().parent)
             backend = module.Tracker(run)
             note_id(directory, 0, name, backend.run_id)
             count = fill(backend, run.run_id is not None, lines)
-            if count or name in state.get("missed_by", ()):
-                complete(backend, directory, last)
+            complete(backend, directory, last)
             # Of a run that was killed nobody knows better.
-            status = "failed" if state["status"] == "running" else state["status"]
-            backend.finish(status, state["error"])
-            log.info("%s: %s had %s", directory, name, f"{count} missing" if count else "it all")
+            backend.finish("failed" if status == "running" else status, state.get("error"))
+            log.info("%s: %s lacked %d numbers, and has it all now", directory, name, count)
         except Exception as error:
             log.error(
-                "%s: %s can't be reached or failed: %s",
+                "%s: %s did not take it: %s",
                 directory,
                 name,
                 without_secrets(f"{type(error).__name__}: {error}").splitlines()[0],
             )
             failures = 1
+            continue
+        if name in state.get("missed_by", ()):
+            state["missed_by"].remove(name)
+            write_atomically(directory / "status.json", json.dumps(state, indent=2) + "\n")
     return failures
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file holds, nothing if it is not there or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def fill(backend: Backend, known: bool, lines: Sequence[dict[str, Any]]) -> int:
@@ -102,7 +118,7 @@ def fill(backend: Backend, known: bool, lines: Sequence[dict[str, Any]]) -> int:
     held = backend.history() if known else {}
     count = 0
     for line in lines:
-        step, time = line["step"], line["time"]
+        step, time = line["step"], line.get("time", 0.0)
         missing = {
             name: value
             for name, value in line.items()
@@ -123,7 +139,11 @@ def complete(backend: Backend, directory: Path, step: int) -> None:
 
     for path in sorted((directory / "figures").glob("*.png")):
         if found := re.fullmatch(r"(\w+)-(\w+)-(\d+)", path.stem):
-            image = np.uint8(matplotlib.image.imread(path)[..., :3] * 255)
+            try:
+                image = np.uint8(matplotlib.image.imread(path)[..., :3] * 255)
+            except (SyntaxError, ValueError, OSError):
+                log.warning("%s is damaged, and left out", path)
+                continue
             backend.log_image(f"{found[1]}/{found[2]}", image, int(found[3]))
     text = (directory / "log.txt").read_text(encoding="utf-8", errors="replace")
     backend.log_text("log", text, step)

@@ -208,7 +208,9 @@ def report(study: optuna.Study, folder: Path, metric: str) -> int:
         log.info("%d trial(s) still run in other jobs", len(running))
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if not running:
-            log.error("all trials failed")
+            log.error(
+                "all trials failed: mend what they say, and raise --trials or name another --study"
+            )
         return 0 if running else 1
     best = study.best_trial
     log.info("best is %s, %s %.4f", run_name(best.number), metric, best.value)

@@ -210,7 +210,7 @@ class _Thread(threading.Thread):
                         raise
                     backend = self._restart(error)
                     self._do(backend, *call)
-        except BaseException:
+        except BaseException as error:
             if self.trouble is None:
                 self.trouble = doing
                 log.error(
@@ -218,7 +218,9 @@ class _Thread(threading.Thread):
                     self.name,
                     doing,
                     self._later(),
-                    without_secrets(traceback.format_exc()).rstrip(),
+                    without_secrets(
+                        "".join(traceback.format_exception(error, chain=False))
+                    ).rstrip(),
                 )
         if self.flushing:
             self.flushing.set()

@@ -52,12 +52,15 @@ class Tracker(Backend):
             resume="allow",
             settings=wandb.Settings(
                 init_timeout=SECONDS,
+                quiet=not online,  # it would tell how to sync, by itself
                 # What is not in the file yet is lost with the process; the default is 15 seconds.
                 x_transaction_log_flush_interval=1,
             ),
         )
         if run.rank:
             (run.directory / f"wandb-rank{run.rank}").mkdir(exist_ok=True)
+        if not online:
+            log.info("W&B: WANDB_API_KEY is not set, so this run is offline; sync sends it later")
         try:
             mode = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
             self.run = start(mode=mode)
