@@ -59,7 +59,7 @@ class Store:
             )
         if how not in get_args(How) or self.numbers.get(name, (how,))[0] != how:
             raise ValueError(
-                f"can't record '{name}' as '{how}': always the same one of {', '.join(get_args(How))}"
+                f"can't record '{name}' as '{how}': the same one of {', '.join(get_args(How))}"
             )
         if isinstance(value, Tensor):
             if value.numel() != 1:
