@@ -109,10 +109,18 @@ def test_all_ranks_have_runs_of_their_own(full_project: Path, tmp_path: Path) ->
     assert numbers([main], "train/loss") != numbers([other], "train/loss")
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+        # As .env without its key.
+        {"WANDB_MODE": "online"},
+    ],
+    ids=["unreachable", "no key"],
+)
 def test_a_server_out_of_reach_leaves_files_and_says_how_to_send_them(
-    full_project: Path, tmp_path: Path
+    full_project: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    env = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
     job = srun(full_project, tmp_path / "run", 1, *SHORT, **env).wait()
     assert job.summary["global_step"] == 200
     assert f"sync {job.run_dir}' sends it later" in job.log

@@ -59,14 +59,14 @@ class Tracker(Backend):
         )
         if run.rank:
             (run.directory / f"wandb-rank{run.rank}").mkdir(exist_ok=True)
-        if not online:
+        mode = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
+        if mode == "offline" and not online:
             log.info("W&B: WANDB_API_KEY is not set, so this run is offline; sync sends it later")
         try:
-            mode = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
             self.run = start(mode=mode)
-        except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
+        except wandb.errors.Error as error:  # out of reach, or no valid key
             log.warning(
-                "W&B can't be reached (%s), so this run is offline; 'python -m %s sync %s' sends "
+                "W&B can't be used (%s), so this run is offline; 'python -m %s sync %s' sends "
                 "it later",
                 str(error).splitlines()[0],
                 __name__.partition(".")[0],
