@@ -286,7 +286,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MinJobAge=86400
 SlurmdTimeout=5
-KillWait=10
+KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

@@ -197,9 +197,11 @@ def test_a_rank_that_hangs_until_the_time_limit(
     project = make_project(launch_modes=["cpu"])
     with (project.root / "src/demo/model.py").open("a") as file:
         file.write(HANGS)
+    job, hung = submit(project), project.root / "hung"
+    wait_for(hung.exists, lambda: job.log)
     # No rank can save: Slurm kills them all, and the job goes on from the checkpoint before.
-    job = submit(project, "--time=1").wait_for_restart()
-    assert (project.root / "hung").exists()
+    project.cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")
+    job.wait_for_restart()
     project.cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1-0")
     check_same(job, uninterrupted)
     assert job.summary["resumed_from_step"] == 40

@@ -173,7 +173,7 @@ def test_the_agent_of_wandb_starts_trials_on_all_ranks(
     cluster: Cluster, make_project: MakeProject
 ) -> None:
     project = make_project(sweep="wandb", launch_modes=["cpu"], trackers=[])
-    given = ({"lr": 0.125, "max_steps": 400}, {"lr": -1}, {"lr": 0.25, "max_steps": 20})
+    given = ({"lr": 0.125, "max_steps": 800}, {"lr": -1}, {"lr": 0.25, "max_steps": 20})
     script = ("slurm/sweep.sbatch", "ada/net/x1", *TRAIN)
     sweep = project.root / "runs/x1"
     with wandb_server(project, *given) as env:

@@ -1,5 +1,6 @@
 """From a server's name to a server that answers: its job is submitted, and waited for."""
 
+import signal
 import socket
 import sys
 import time
@@ -74,6 +75,7 @@ def show(records: Records, found: Sequence[Record]) -> int:
         try:
             answering = wait(records, record)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would spoil the way out
             print(f"\njob {record.job} stays as it is: 'monitor status' tells how it stands")
             return 130
         print(f"\n{answering.directions(socket.gethostname())}\n", flush=True)

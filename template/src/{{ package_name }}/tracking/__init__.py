@@ -4,7 +4,7 @@ To add one, put a module here whose class `Tracker` is a `Backend`, and name it 
 """
 
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +36,8 @@ class Run:
         run_id: the id that this tracker gave the run before, None for a new run.
         rank: the rank whose numbers these are. Other ranks than 0 have runs of their own, where
             all ranks are tracked; main_id is then the id of rank 0's run in this tracker.
+        started: to be called with the run's id as soon as there is one, where the start goes on
+            after that: a start that fails later is then not repeated as a second run.
     """
 
     directory: Path
@@ -49,6 +51,7 @@ class Run:
     run_id: str | None = None
     rank: int = 0
     main_id: str | None = None
+    started: Callable[[str], None] = lambda _: None
 
 
 class Backend:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,8 @@ class _Thread(threading.Thread):
         started: Callable[[str, str], None],
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self.tracked, self.earlier, self.started = run, earlier, started
+        self.started = partial(started, name)
+        self.tracked, self.earlier = replace(run, started=self.started), earlier
         self.restarted = False
         self.calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self.trouble: str | None = None
@@ -230,7 +232,7 @@ class _Thread(threading.Thread):
             main = _wait_for_id(self.tracked.directory, self.name)
             self.tracked = replace(self.tracked, main_id=main)
         backend = import_module(f".{self.name}", __package__).Tracker(self.tracked)
-        self.started(self.name, backend.run_id)
+        self.started(backend.run_id)
         # Of a run that goes on: what it has already, and what it lacks.
         self.held = backend.history() if self.tracked.run_id else {}
         for line in self.earlier:

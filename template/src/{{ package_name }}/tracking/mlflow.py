@@ -15,10 +15,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 # Before the import, which reads them: nothing is sent to MLflow's makers, a server that is down is
-# given up within half a minute, not four, and nothing but warnings goes to the log.
+# given up within a minute, not four, and nothing but warnings goes to the log. A request that takes
+# longer is sent again: a server that is only slow would then start a run twice.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "25")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -76,6 +77,7 @@ class Tracker(Backend):
             self.experiment = self._experiment(run.experiment, artifacts)
             new = self.client.create_run(self.experiment, run_name=run.name, tags=_facts(run))
             self.run_id = new.info.run_id
+            run.started(self.run_id)
         self._describe(run, before)
 
     def _found(self, run_id: str | None) -> "Found | None":
