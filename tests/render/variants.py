@@ -156,10 +156,10 @@ ALWAYS = (
 CORE = (
     "__init__ __main__ checkpoint config curves data distributed errors evaluation figures files "
     "heartbeat launcher metrics mnist model plot preemption provenance recording report runs "
-    "schedule seeding sharding system torchrun train workers tracking/__init__ tracking/fanout "
-    "check_comm/__init__ check_comm/channel check_comm/examine check_comm/operations "
-    "check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster doctor/findings "
-    "doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
+    "schedule seeding sharding slurm system torchrun train workers tracking/__init__ "
+    "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
+    "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
+    "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
 )
 
 

@@ -1,10 +1,10 @@
 """Who am I? As torchrun, srun or nobody says, in the environment."""
 
-import subprocess
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from .errors import UsageError
+from .slurm import ask
 
 # From here on Slurm numbers the steps that srun did not start: batch shell, interactive shell.
 FIRST_SPECIAL_STEP = 4294967290
@@ -65,12 +65,10 @@ def meeting_point(env: MutableMapping[str, str]) -> str:
     """
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
         try:
-            names = subprocess.check_output(
-                ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]], text=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
+            names = ask("scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"])
+        except UsageError as error:
             raise UsageError(
-                f"MASTER_ADDR is not set and scontrol can't tell the first node ({error}): "
+                f"MASTER_ADDR is not set and the first node not known ({error}): "
                 "export MASTER_ADDR and MASTER_PORT before srun"
             ) from None
         env["MASTER_ADDR"] = names.split()[0]

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,13 @@ import tyro
 from .config import parse
 from .errors import UsageError
 from .files import read_lines
+from .slurm import ask
 
 # What is in the folder of a run and in no other.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
 TROUBLE = ("failed", "stuck", "lost")
 # Slurm's words for a job that holds no nodes, or none that are up: it has yet to come (back).
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-PATIENCE = 60  # seconds for an answer of Slurm's
 # A run heard of this recently lives, whatever Slurm says: it may be the Slurm of another cluster.
 LATELY = 30
 TAIL = 64 * 1024  # bytes of metrics.jsonl in which the newest results are looked for
@@ -152,17 +151,15 @@ def _ask_slurm(jobs: Sequence[str]) -> dict[str, str] | None:
     if not shutil.which("squeue"):
         return None
     # %A is a job's own id, for a task of an array too.
-    command = ["squeue", "--noheader", "--format=%A %T (%r)", f"--jobs={','.join(jobs)}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        said = done.stderr.strip() if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said, done = str(error), None
-    # It fails where the only job that it is asked for has long left.
-    if done is None or (said and "Invalid job id" not in said):
-        print(f"squeue can't be asked: {' '.join(said.split())}", file=sys.stderr)
+        said = ask("squeue", "--noheader", "--format=%A %T (%r)", f"--jobs={','.join(jobs)}")
+    except UsageError as error:
+        # It fails where the only job that it is asked for has long left.
+        if "Invalid job id" in str(error):
+            return {}
+        print(f"squeue can't be asked: {error}", file=sys.stderr)
         return None
-    return dict(line.strip().split(" ", 1) for line in done.stdout.splitlines() if line.strip())
+    return dict(line.strip().split(" ", 1) for line in said.splitlines() if line.strip())
 
 
 def _judged(

@@ -4,16 +4,15 @@ import getpass
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UsageError
+from ..slurm import ask, run
 from .findings import Finding, attempt
 from .scripts import Script
 from .software import in_image
 
-PATIENCE = 60  # seconds for an answer of Slurm's
 OUT_OF_SERVICE = re.compile(r"down|drain|fail|error|inval|unk")
 
 
@@ -41,10 +40,11 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
             message = "its commands are not in the image: run doctor outside it to ask them"
         yield Finding("ok", "Slurm", message)
         return
-    controller = _ask("scontrol", "ping")
-    if not re.search(r"\bUP\b", controller):
-        said = [line for line in controller.splitlines() if line.startswith("Slurmctld")]
-        said = "; ".join(said or controller.splitlines()[-1:])
+    controller = run("scontrol", "ping")
+    if not re.search(r"\bUP\b", controller.stdout):
+        said = f"{controller.stdout}\n{controller.stderr}".split("\n")
+        said = [line for line in said if line.strip("* ")]
+        said = "; ".join([line for line in said if line.startswith("Slurmctld")] or said[-1:])
         raise UsageError(f"its controller does not answer, so no job can be submitted: {said}")
     partitions = _partitions()
     yield Finding("ok", "Slurm", f"partitions {', '.join(partitions)}")
@@ -56,33 +56,15 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
     yield from attempt("account", _accounts, jobs)
 
 
-def _ask(*command: str) -> str:
-    """Return what a command of Slurm's prints.
-
-    Raises:
-        UsageError: it fails; with its own words.
-    """
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{command[0]} did not answer within {PATIENCE} s: try again") from None
-    except OSError as error:
-        raise UsageError(f"{command[0]} does not start: {error.strerror}") from None
-    # sbatch gives its verdict, good or bad, on stderr.
-    words = [line for line in (done.stdout + done.stderr).splitlines() if line.strip("* ")]
-    if done.returncode and command[:2] != ("scontrol", "ping"):
-        raise UsageError(words[-1] if words else f"{command[0]} fails, and does not say why")
-    return "\n".join(words)
-
-
 def _verdict(job: Script) -> Iterator[Finding]:
     """Submit a script without submitting it."""
-    try:
-        answer = _ask("sbatch", "--test-only", str(job.path))
-    except UsageError as error:
-        yield Finding("error", "Slurm", f"refuses {job.path}: {error}")
+    answer = run("sbatch", "--test-only", str(job.path))
+    # Good or bad, the verdict is on stderr.
+    if answer.returncode:
+        said = (answer.stderr.strip() or "without a word").splitlines()[-1]
+        yield Finding("error", "Slurm", f"refuses {job.path}: {said}")
         return
-    when = re.search(r"to start at (\S+) .* on nodes (\S+)", answer)
+    when = re.search(r"to start at (\S+) .* on nodes (\S+)", answer.stderr)
     start = f", which would start at {when[1]} on {when[2]}" if when else ""
     yield Finding("ok", "Slurm", f"accepts {job.path}{start}")
 
@@ -90,7 +72,7 @@ def _verdict(job: Script) -> Iterator[Finding]:
 def _partitions() -> dict[str, Partition]:
     """Return the partitions by name; sinfo writes a line for each node of each."""
     partitions: dict[str, Partition] = {}
-    listing = _ask("sinfo", "--noheader", "--all", "--Node", "--format=%P|%a|%l|%T|%G")
+    listing = ask("sinfo", "--noheader", "--all", "--Node", "--format=%P|%a|%l|%T|%G")
     for line in listing.splitlines():
         if line.count("|") != 4:
             continue
@@ -196,7 +178,7 @@ def _accounts(jobs: Sequence[Script]) -> Iterator[Finding]:
     user = getpass.getuser()
     query = ("show", "associations", f"user={user}", "format=account,qos")
     try:
-        lines = _ask("sacctmgr", "--noheader", "--parsable2", *query).splitlines()
+        lines = ask("sacctmgr", "--noheader", "--parsable2", *query).splitlines()
     except UsageError as error:
         yield Finding("ok", "account", f"can't be checked here: {error}")
         return

@@ -1,11 +1,11 @@
 """Slurm's queue."""
 
-import subprocess
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
+from ..slurm import ask
 
 PAUSES = (2, 5, 15, 0)  # seconds between attempts: Slurm's controller may be too busy to answer
 
@@ -30,7 +30,7 @@ def queue() -> dict[str, Job]:
     for pause in PAUSES:
         try:
             # The name goes last: it alone may hold a bar.
-            lines = _ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%L|%r|%j").splitlines()
+            lines = ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%L|%r|%j").splitlines()
         except UsageError:
             if not pause:
                 raise
@@ -46,24 +46,9 @@ def submit(options: Sequence[str], script: str, arguments: Sequence[str]) -> str
     Raises:
         UsageError: Slurm refuses it; with its own words.
     """
-    return _ask("sbatch", "--parsable", *options, script, *arguments).strip().partition(";")[0]
+    return ask("sbatch", "--parsable", *options, script, *arguments).strip().partition(";")[0]
 
 
 def cancel(job: str) -> None:
     """Cancel a job; Slurm passes over one that has ended."""
-    _ask("scancel", job)
-
-
-def _ask(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{command[0]} did not answer within 60 s: try again") from None
-    except OSError as error:
-        raise UsageError(
-            f"{command[0]} does not start ({error.strerror}), and servers are Slurm jobs: run this "
-            "on a login node"
-        ) from None
-    if done.returncode:
-        raise UsageError(f"{command[0]} fails: {' '.join(done.stderr.split()) or 'without a word'}")
-    return done.stdout
+    ask("scancel", job)

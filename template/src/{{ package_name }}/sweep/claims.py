@@ -7,7 +7,6 @@ study's folder, so that of several workers that want a trial one gets it.
 import json
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,9 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ..errors import UsageError
+from ..slurm import ask
 
 Owner = Mapping[str, Any]
 
@@ -109,16 +111,9 @@ class Claims:
         # Asked for ourselves too: the answer that does not have us is none.
         ids = ",".join([self.me["job"], *wanted])
         try:
-            answer = subprocess.run(
-                ["squeue", "--noheader", "--format=%A", f"--jobs={ids}"],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=60,
-            )
-        except (OSError, subprocess.SubprocessError):
+            jobs = set(ask("squeue", "--noheader", "--format=%A", f"--jobs={ids}").split())
+        except UsageError:
             return None
-        jobs = set(answer.stdout.split())
         return jobs if self.me["job"] in jobs else None
 
 
