@@ -4,15 +4,20 @@ The histories are real: a repository with two tagged releases of the template, a
 commits of its own.
 """
 
-import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import copier
 import pytest
 import yaml
+from renderer import copy_template
+from variants import pairwise_variants
 
-TEMPLATE = Path(__file__).parents[2]
+ANSWERS = {"package_name": "demo", "partition": "gpu"}
+# Copier's own record, what is the user's from the first day on, and a file that stayed as it was.
+UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt", "model.py")
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -37,51 +42,61 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this template: v1.0.0 is an earlier state, v2.0.0 the present one."""
-    folder = tmp_path / "template"
-    folder.mkdir()
+    folder = copy_template(tmp_path_factory.mktemp("releases") / "template")
     git(folder, "init", "--quiet", "--initial-branch=main")
-    for name in ("copier.yml", "hooks", "template"):
-        source = TEMPLATE / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder / name)
     package = folder / "template" / "src" / "{{ package_name }}"
-    # The earlier state: a test set of another size, no schedule, one more module.
-    present = {path: path.read_text() for path in (package / "data.py", package / "train.py")}
+    present = {path: path.read_bytes() for path in folder.rglob("template/**/*") if path.is_file()}
+
+    # The earlier state: a test set of another size, no schedule, one more module, and every file
+    # ended with another line.
     replace(package / "data.py", "synthesize(4_001, seed=2)", "synthesize(3_000, seed=2)")
     replace(package / "train.py", '"""The training loop."""', '"""The old loop."""')
-    (package / "obsolete.py").write_text('"""Gone in the next release."""\n')
-    schedule = (package / "schedule.py").read_text()
     (package / "schedule.py").unlink()
+    for path in present:
+        if path.exists() and path.stat().st_size and path.name not in UNTOUCHED:
+            with path.open("a") as file:
+                file.write("\n# The end of an earlier version\n")
+    (package / "obsolete.py").write_text('"""Gone in the next release."""\n')
     commit(folder, "The earlier state")
     git(folder, "tag", "v1.0.0")
 
-    for path, text in present.items():
-        path.write_text(text)
-    (package / "schedule.py").write_text(schedule)
+    for path, content in present.items():
+        path.write_bytes(content)
     (package / "obsolete.py").unlink()
     commit(folder, "The present state")
     git(folder, "tag", "v2.0.0")
     return folder
 
 
-@pytest.fixture
-def project(releases: Path, tmp_path: Path) -> Path:
-    """A project of the earlier release, committed."""
-    folder = tmp_path / "project"
+def render(releases: Path, folder: Path, answers: Mapping[str, Any], release: str) -> Path:
+    """Render a release to a folder; return the folder."""
     copier.run_copy(
-        str(releases), folder, data=ANSWERS, defaults=True, vcs_ref="v1.0.0", quiet=True
+        str(releases), folder, data=dict(answers), defaults=True, vcs_ref=release, quiet=True
     )
+    return folder
+
+
+def start(releases: Path, folder: Path, answers: Mapping[str, Any]) -> Path:
+    """Return a project of the earlier release, committed."""
+    render(releases, folder, answers, "v1.0.0")
     git(folder, "init", "--quiet", "--initial-branch=main")
     commit(folder, "From the template")
     return folder
 
 
-ANSWERS = {"package_name": "demo", "partition": "gpu"}
+def update(project: Path, **answers: object) -> dict[str, str]:
+    """Bring a project to the present release, as `copier update` does; return its files."""
+    copier.run_update(project, data=answers, defaults=True, overwrite=True, quiet=True)
+    return contents(project)
+
+
+@pytest.fixture
+def project(releases: Path, tmp_path: Path) -> Path:
+    """A project of the earlier release, committed."""
+    return start(releases, tmp_path / "project", ANSWERS)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -93,17 +108,41 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
+VARIANTS = pairwise_variants()
+
+
+@pytest.mark.parametrize("answers", VARIANTS, ids=range(len(VARIANTS)))
 def test_an_unedited_project_becomes_a_fresh_render(
-    releases: Path, project: Path, tmp_path: Path
+    releases: Path, tmp_path: Path, answers: Mapping[str, Any]
 ) -> None:
-    copier.run_update(project, defaults=True, overwrite=True, quiet=True)
-    fresh = tmp_path / "fresh"
-    copier.run_copy(str(releases), fresh, data=ANSWERS, defaults=True, quiet=True)
-    assert contents(project) == contents(fresh)
-    assert not (project / "src" / "demo" / "obsolete.py").exists()
+    project = start(releases, tmp_path / "project", answers)
+    assert "# The end of an earlier version" in (project / "README.md").read_text()
+    fresh = render(releases, tmp_path / "fresh", answers, "v2.0.0")
+    assert update(project) == contents(fresh)
 
 
-def test_edits_are_kept(releases: Path, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"launch_modes": ["cpu"]}, {"launch_modes": ["cpu", "multi_node"]}),
+        ({"launcher": "srun"}, {"launcher": "torchrun"}),
+        ({"container": "none"}, {"container": "apptainer"}),
+        ({"trackers": []}, {"trackers": ["wandb", "mlflow"], "monitoring_servers": ["mlflow"]}),
+        ({"environment": "venv", "sweep": "none"}, {"environment": "conda", "sweep": "optuna"}),
+    ],
+    ids=["modes", "launcher", "container", "trackers", "environment"],
+)
+def test_answers_change_and_change_back(
+    releases: Path, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    project = start(releases, tmp_path / "project", ANSWERS | before)
+    for name, answers in (("there", after), ("back", before)):
+        fresh = render(releases, tmp_path / name, ANSWERS | before | answers, "v2.0.0")
+        assert update(project, **answers) == contents(fresh)
+        commit(project, f"Updated {name}")
+
+
+def test_edits_are_kept(project: Path) -> None:
     """A network of their own, a flag in a batch script, a setting, a text, a file and one less."""
     package = project / "src" / "demo"
     model = '"""Our network."""\n\nfrom torch import nn\n\n\ndef build() -> nn.Module: ...\n'
@@ -113,22 +152,21 @@ def test_edits_are_kept(releases: Path, project: Path) -> None:
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
     replace(project / "configs" / "train.yaml", "epochs: 1\n", "epochs: 90\n")
     (project / "slurm" / "site.sh").write_text("export NCCL_SOCKET_IFNAME=ib0\n")
-    (project / "README.md").write_text((project / "README.md").read_text() + "\nOur results.\n")
+    replace(project / "README.md", "## 2. Train here\n", "Our results.\n\n## 2. Train here\n")
     (package / "mnist.py").unlink()
     commit(project, "Our own work")
     edited = contents(project)
 
-    copier.run_update(project, defaults=True, overwrite=True, quiet=True)
-
-    updated = contents(project)
+    updated = update(project)
     assert (package / "model.py").read_text() == model
     # Their line and ours in the same file.
     assert "MEAN, DEVIATION = 0.0, 255.0" in updated["src/demo/data.py"]
     assert "synthesize(4_001, seed=2)" in updated["src/demo/data.py"]
     assert '"""The training loop."""' in updated["src/demo/train.py"]
-    for name in ("slurm/train_multi_node.sbatch", "configs/train.yaml", "slurm/site.sh"):
-        assert updated[name] == edited[name]
-    assert updated["README.md"].endswith("\nOur results.\n")
+    for name in ("slurm/train_multi_node.sbatch", "configs/train.yaml", "README.md"):
+        kept = edited[name].replace("# The end of an earlier version", "")
+        assert updated[name].rstrip() == kept.rstrip()
+    assert updated["slurm/site.sh"] == edited["slurm/site.sh"]
     assert "src/demo/mnist.py" not in updated, "a deleted file stays deleted"
     assert "src/demo/schedule.py" in updated
     assert "src/demo/obsolete.py" not in updated
@@ -138,11 +176,10 @@ def test_edits_are_kept(releases: Path, project: Path) -> None:
     ]
 
 
-def test_both_sides_changed_a_line_and_git_shows_it(releases: Path, project: Path) -> None:
+def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
     data = project / "src" / "demo" / "data.py"
     replace(data, "synthesize(3_000, seed=2)", "synthesize(50, seed=9)")
     commit(project, "Our own test set")
-    copier.run_update(project, defaults=True, overwrite=True, quiet=True)
-    text = data.read_text()
+    text = update(project)["src/demo/data.py"]
     assert "<<<<<<<" in text and "synthesize(50, seed=9)" in text and "4_001" in text
     assert "UU src/demo/data.py" in git(project, "status", "--porcelain")
