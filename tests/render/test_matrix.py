@@ -22,7 +22,7 @@ from variants import (
 
 # What Jinja or a hand in a hurry leaves behind. Apptainer's and GitHub's own braces may stay.
 LEFTOVERS = re.compile(r"\{%|%\}|\{=#|#=\}|\{\{|\}\}|[ \t]+$|\n\n\n\n|\Z(?<!\n)", re.MULTILINE)
-OWN_BRACES = re.compile(r"\$\{\{ [\w.]+ \}\}|\{\{ (?:BOOTSTRAP|BASE|PYTHON|TORCH) \}\}")
+OWN_BRACES = re.compile(r"\$\{\{ [\w.]+ \}\}|\{\{ (?:BOOTSTRAP|BASE|PYTHON|TORCH|TORCH_INDEX|COMMIT) \}\}")
 
 MATRICES = {
     "launch": launch_variants,
@@ -86,7 +86,7 @@ def lint(files: Iterable[tuple[str, str]], tool: dict[str, str], folder: Path) -
     """Run the shell's, shellcheck's, ruff's and Python's checks once over all distinct files."""
     scripts, modules = [], []
     for number, (path, text) in enumerate(files):
-        kind = {".sbatch": scripts, ".py": modules}.get(Path(path).suffix)
+        kind = {".sbatch": scripts, ".sh": scripts, ".py": modules}.get(Path(path).suffix)
         if kind is None:
             continue
         target = folder / f"{number}" / path

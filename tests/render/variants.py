@@ -143,9 +143,12 @@ ALWAYS = (
     "Makefile",
     "README.md",
     "configs/train.yaml",
+    "constraints.txt",
     "logs/.gitkeep",
     "pyproject.toml",
+    "scripts/lock.py",
     "scripts/setup.ps1",
+    "scripts/setup.sh",
     "tests/conftest.py",
     "tests/test_check_comm.py",
     "tests/test_doctor.py",
@@ -207,7 +210,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     if a["environment"] == "conda":
         files |= {"environment.yml"}
     if a["container"] == "apptainer":
-        files |= {"container/apptainer.def", "slurm/build_image.sbatch"}
+        files |= {"container/apptainer.def", "container/release.def", "slurm/build_image.sbatch"}
     if a["license"] != "none":
         files |= {"LICENSE"}
     files |= {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}}.get(

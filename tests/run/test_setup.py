@@ -1,52 +1,163 @@
-"""A newcomer's first minutes: set up, check, train, by the commands that the README names."""
+"""A newcomer's first minutes: set up, check, train, by the commands that the README names.
+
+Environments are really made and filled, whatever the shell at hand has been told before.
+"""
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import copier
 import pytest
-from renderer import render_project
+from renderer import TEMPLATE, render_project
 
-from .conftest import clean_environment
+from .conftest import PATIENCE, clean_environment
+
+# The tests' own tools, such as uv, come first.
+TOOLS = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+OLD_TQDM = "tqdm==4.66.5"
+# Packages that another environment has, too; here none of them must be imported.
+SHADOWS = ("pip", "tqdm", "yaml")
+QUICK = ("--max-steps=2", "--trackers=none")
 
 
-@pytest.fixture(scope="module")
-def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of the default answers, in a folder with a space in its name."""
-    return render_project(tmp_path_factory.mktemp("my work") / "demo", package_name="demo")
-
-
-def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run make in a project, with an environment of its own; return what it said."""
-    env = clean_environment(folder)
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "OMP_NUM_THREADS"):
+def shell(folder: Path) -> dict[str, str]:
+    """Return the environment of a shell in which modules and other environments left marks."""
+    elsewhere = folder.parent / "elsewhere"
+    (elsewhere / "bin").mkdir(parents=True, exist_ok=True)
+    for name in SHADOWS:
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('this is not the environment')\n")
+    marks = {
+        name: str(elsewhere)
+        for name in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_PREFIX")
+    }
+    env = {**clean_environment(folder), **marks, "PIP_USER": "1", "PATH": TOOLS}
+    for name in ("MAKEFLAGS", "MAKELEVEL", "OMP_NUM_THREADS", "TORCH"):
         env.pop(name, None)
-    torch = env.pop("TORCH", "torch==2.13.0")
+    return env
+
+
+def make(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run make in a project; return what it said."""
     return subprocess.run(
-        ["make", f"TORCH={torch}", f"PYTHON3={sys.executable}", *arguments],
+        ["make", *arguments],
         cwd=folder,
-        env=env,
+        env={**shell(folder), "PYTHON3": sys.executable, **env},
         capture_output=True,
         text=True,
         timeout=1800,
     )
 
 
-def test_from_make_setup_to_a_trained_model(newcomer: Path) -> None:
-    early = make(newcomer, "train")
-    assert early.returncode != 0 and "run make setup" in early.stderr
+def made(folder: Path, *arguments: str, **env: str) -> str:
+    """Run make, which must succeed; return what it printed."""
+    done = make(folder, *arguments, **env)
+    assert done.returncode == 0, (arguments, done.stdout[-3000:], done.stderr[-3000:])
+    return done.stdout
 
-    for target in ("setup", "setup", "lint", "test"):
-        done = make(newcomer, target)
-        assert done.returncode == 0, (target, done.stdout[-3000:], done.stderr[-3000:])
-    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+def refused(folder: Path, *arguments: str, **env: str) -> str:
+    """Run make, which must fail; return the script's one line about it."""
+    done = make(folder, *arguments, **env)
+    assert done.returncode != 0, done.stdout
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    return line
+
+
+def interrupt(folder: Path, arguments: list[str], reached: Callable[[], bool]) -> None:
+    """Kill make, with all that it started, once it has got somewhere."""
+    process = subprocess.Popen(
+        ["make", *arguments],
+        cwd=folder,
+        env={**shell(folder), "PYTHON3": sys.executable},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while not reached():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def locked(folder: Path) -> list[str]:
+    """Return the versions in a project's constraints."""
+    lines = (folder / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def submit(folder: Path, script: str, *arguments: str) -> None:
+    """Run a batch script as Slurm does for one task, in the environment of the shell at hand."""
+    tools = folder.parent / "slurm"
+    tools.mkdir()
+    for name, text in (
+        ("scontrol", "echo n1"),
+        ("srun", "while [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=0 SLURM_LOCALID=0 exec $*"),
+    ):
+        (tools / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tools / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n1", "SLURM_SUBMIT_DIR": str(folder)}
+    for name in ("JOB_NUM_NODES", "NTASKS", "TASKS_PER_NODE", "CPUS_PER_TASK", "STEP_NUM_TASKS"):
+        job[f"SLURM_{name}"] = "1"
+    env = {**shell(folder), **job, "SLURM_JOB_NAME": "demo", "SLURM_STEP_ID": "0"}
+    done = subprocess.run(
+        ["bash", script, *arguments],
+        cwd=folder,
+        env={**env, "PATH": f"{tools}:{env['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+
+
+def assert_own_environment(folder: Path, run: str) -> None:
+    """Check that a run used the packages that were set up, and that nothing went elsewhere."""
+    facts = json.loads((folder / run / "provenance.json").read_text())
+    assert facts["python"]["executable"] == str(folder / ".venv/bin/python")
+    assert facts["packages"]["tqdm"] == OLD_TQDM.partition("==")[2]
+    elsewhere = (path.name for path in (folder.parent / "elsewhere").rglob("*") if path.is_file())
+    assert set(elsewhere) == {f"{name}.py" for name in SHADOWS}
+
+
+@pytest.fixture(scope="module")
+def torch() -> str:
+    """Return the PyTorch that is asked for."""
+    return os.environ.get("TORCH", "torch==2.13.0")
+
+
+def test_from_make_setup_to_a_trained_model(tmp_path: Path, torch: str) -> None:
+    """With the default answers, in a folder with a space in its name."""
+    newcomer = render_project(tmp_path / "my work" / "demo", package_name="demo")
+    with (newcomer / "constraints.txt").open("a") as file:
+        file.write(f"{OLD_TQDM}\n")
+    setup, python = ["setup", f"TORCH={torch}"], newcomer / ".venv/bin/python"
+    assert "run make setup" in make(newcomer, "train").stderr
+
+    interrupt(newcomer, setup, python.is_symlink)
+    # Its pip comes seconds later.
+    assert not list(newcomer.glob(".venv/lib/python*/site-packages/pip/__main__.py"))
+    interrupt(newcomer, setup, lambda: any(newcomer.glob(".venv/lib/python*/site-packages/torch")))
+    assert "run make setup" in make(newcomer, "train").stderr
+    made(newcomer, *setup)
+    assert made(newcomer, *setup).endswith("Successfully installed demo-0.1.0\n")
+    made(newcomer, "lint")
+    report = made(newcomer, "test")
+    assert " passed" in report and "skipped" not in report
 
     data = os.environ.get("MNIST_DIR")
     dataset = f"--dataset mnist --data-dir '{data}'" if data else "--dataset synthetic"
-    done = make(newcomer, "train", f"ARGS={dataset} --run-dir runs/first --max-steps 100")
-    assert done.returncode == 0, done.stderr
+    made(newcomer, "train", f"ARGS={dataset} --run-dir runs/first --max-steps 100")
     summary = json.loads((newcomer / "runs" / "first" / "summary.json").read_text())
     assert (summary["world_size"], summary["global_step"]) == (2, 100)
     assert list((newcomer / "runs" / "first" / "tensorboard").glob("events.*"))
@@ -54,8 +165,168 @@ def test_from_make_setup_to_a_trained_model(newcomer: Path) -> None:
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
     assert "train" in done.stdout and "download" in done.stdout
 
-    assert make(newcomer, "clean-env").returncode == 0
+    assert_own_environment(newcomer, "runs/first")
+    made(newcomer, "lock")
+    assert {OLD_TQDM, torch} <= set(locked(newcomer)) and "+" not in "".join(locked(newcomer))
+    names = [line.partition("==")[0] for line in locked(newcomer)]
+    assert names == sorted(names) and not {"demo", "pip", "setuptools"} & set(names)
+    # The constraints hold for PyTorch too.
+    clash = make(newcomer, "setup", "TORCH=torch==2.12.0")
+    assert clash.returncode != 0 and "constraint" in clash.stderr + clash.stdout
+
+    # An environment that was copied along would run the original folder's code.
+    other = tmp_path / "other"
+    shutil.copytree(newcomer, other, ignore=shutil.ignore_patterns(".venv", "data"))
+    (other / ".venv").symlink_to(newcomer / ".venv")
+    assert "run make setup" in make(other, "train").stderr
+
+    made(newcomer, "clean-env")
     assert not (newcomer / ".venv").exists()
+
+
+def test_uv_makes_the_same_environment_again(tmp_path: Path, torch: str) -> None:
+    """On another file system, as for homes with a small quota."""
+    project = render_project(tmp_path / "demo", environment="uv", setup="full", trackers=[])
+    # uv takes PyTorch's build from where pip is told to take it.
+    index = [f"--index-url={url}"] if (url := os.environ.get("TORCH_INDEX")) else []
+    download = ["-m", "pip", "download", "--quiet", "--no-deps", f"--dest={tmp_path}", *index]
+    subprocess.run([sys.executable, *download, torch], check=True, stderr=subprocess.DEVNULL)
+    (wheel,) = tmp_path.glob("torch-*.whl")
+    scratch = tmp_path / "scratch"
+    setup = ["setup-cpu", f"TORCH={wheel}", f"ENV_ROOT={scratch}"]
+
+    with (project / "constraints.txt").open("a") as file:
+        file.write(f"{OLD_TQDM}\n")
+    made(project, *setup, UV_PYTHON=sys.executable)
+    (folder,) = scratch.glob("demo-env-*")
+    assert (project / ".venv").readlink() == folder
+    made(project, "lock")
+    first = locked(project)
+    assert {OLD_TQDM, f"torch=={wheel.name.split('-')[1].partition('+')[0]}"} <= set(first)
+
+    made(project, "clean-env")
+    assert not list(scratch.glob("demo-env-*")) and not (project / ".venv").is_symlink()
+    made(project, *setup, UV_PYTHON=sys.executable)
+    made(project, "lock")
+    assert locked(project) == first
+    submit(project, "slurm/train_cpu.sbatch", "--dataset=synthetic", "--run-dir=runs/job", *QUICK)
+    assert_own_environment(project, "runs/job")
+
+
+CONDA = f"""#!{sys.executable}
+import pathlib, subprocess, sys
+
+words = sys.argv[1:]
+with open("conda.log", "a") as file:
+    print(*words, file=file)
+prefix = words[words.index("--prefix") + 1]
+if words[0] == "create":
+    pathlib.Path(prefix, "conda-meta").mkdir(parents=True)
+if words[:2] == ["env", "update"] or "--file" in words and not words[0] == "create":
+    subprocess.run([{sys.executable!r}, "-m", "venv", "--without-pip", prefix], check=True)
+    (packages,) = pathlib.Path(prefix, "lib").glob("python*/site-packages")
+    (packages / "borrowed.pth").write_text({sysconfig.get_path("purelib")!r})
+if words[0] == "list":
+    print("@EXPLICIT")
+"""
+
+
+def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
+    """With a stand-in for conda, whose Python borrows the tests' packages."""
+    project = render_project(tmp_path / "demo", environment="conda", setup="full", trackers=[])
+    assert "no-conda is missing: load its module" in refused(project, "setup", "CONDA=no-conda")
+    conda = tmp_path / "conda"
+    conda.write_text(CONDA)
+    conda.chmod(0o755)
+    log = project / "conda.log"
+
+    def commands() -> list[str]:
+        lines = log.read_text().splitlines()
+        log.unlink()
+        return [line.replace("--prefix ./.conda ", "") for line in lines]
+
+    made(project, "setup-cpu", f"CONDA={conda}")
+    environment, install = "env update --file environment.yml", "install --yes "
+    channel = "--override-channels --channel conda-forge"
+    create = "create --yes --prefix ./.conda"
+    assert commands() == [create, environment, f"{install}{channel} pytorch-cpu"]
+
+    # What conda installed is not for pip to replace, and in a file of its own.
+    (packages,) = (project / ".conda/lib").glob("python*/site-packages")
+    for name, installer in (("by-conda", "conda"), ("by-pip", "pip")):
+        info = packages / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0+cpu\n")
+        (info / "INSTALLER").write_text(f"{installer}\n")
+    made(project, "lock", f"CONDA={conda}")
+    assert locked(project) == ["by-pip==1.0"]
+    (lock,) = project.glob("conda-*.lock")
+    assert lock.read_text() == "@EXPLICIT\n"
+    commands()
+
+    made(project, "clean-env")
+    made(project, "setup", f"CONDA={conda}")
+    assert commands() == [create, f"{install}--file {lock.name}"]
+    made(project, "setup", "TORCH=pytorch-gpu=2.10", f"CONDA={conda}")
+    assert commands() == [environment, f"{install}{channel} pytorch-gpu=2.10"]
+
+
+def test_setup_says_why_it_cannot(tmp_path: Path) -> None:
+    project = render_project(tmp_path / "demo")
+    old = tmp_path / "python3.9"
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'print(3.9); raise SystemExit(1)'\n")
+    old.chmod(0o755)
+    for python in (str(old), "no-python"):
+        line = refused(project, "setup", PYTHON3=python)
+        assert f"{python} is too old or missing: this needs Python 3.10 or newer" in line
+
+    # An environment of another Python, of one that is gone, and one that the file system lost.
+    (project / ".venv/bin").mkdir(parents=True)
+    python = project / ".venv/bin/python"
+    python.write_text("#!/bin/sh\necho 3.99\n")
+    python.chmod(0o755)
+    assert "python is not of Python 3.1" in refused(project, "setup")
+    python.unlink()
+    python.symlink_to("/gone/bin/python")
+    assert "does not start: load the module that it was made with" in refused(project, "setup")
+    made(project, "clean-env")
+    (project / ".venv").symlink_to("/gone")
+    assert "points to a folder that is gone: begin again" in refused(project, "setup")
+    made(project, "clean-env")
+    assert not (project / ".venv").is_symlink()
+
+    uv = render_project(tmp_path / "uv" / "demo", environment="uv")
+    assert "uv is missing: install it" in refused(uv, "setup", PATH="/usr/bin:/bin")
+
+
+def test_the_constraints_are_their_owners(tmp_path: Path) -> None:
+    project = render_project(tmp_path / "demo")
+    (project / "constraints.txt").write_text("tqdm==4.66.5\n")
+    answers = {"data": {"package_name": "demo"}, "defaults": True, "quiet": True}
+    copier.run_copy(str(TEMPLATE), project, vcs_ref="HEAD", overwrite=True, **answers)
+    assert (project / "constraints.txt").read_text() == "tqdm==4.66.5\n"
+
+
+@pytest.mark.parametrize("environment", ["venv", "uv", "conda"])
+def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) -> None:
+    """There is no Windows here: PowerShell's grammar accepts it, and it names the same commands."""
+    import tree_sitter
+    import tree_sitter_powershell
+
+    project = render_project(tmp_path / "demo", environment=environment)
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_powershell.language()))
+    text = (project / "scripts/setup.ps1").read_text()
+    assert parser.parse(b"if ($a { 1 }").root_node.has_error
+    assert not parser.parse(text.encode()).root_node.has_error
+
+    def counts(name: str) -> dict[str, int]:
+        script = (project / "scripts" / name).read_text()
+        plain = " ".join(re.sub(r"[\"',\\]", " ", script).split())
+        words = ("--constraint constraints.txt", "--editable .[dev]", "--index-url", "env update")
+        return {each: plain.count(each) for each in words}
+
+    assert counts("setup.ps1") == counts("setup.sh")
+    assert counts("setup.ps1")["--constraint constraints.txt"] == 1
 
 
 def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
