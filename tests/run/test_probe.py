@@ -1,0 +1,282 @@
+"""The probe, on what other versions of Slurm print.
+
+The files in tests/recorded are recordings: a cluster of that version was started, with slurmdbd,
+and answered these commands. Of its configuration, the lines about other matters were cut. Debian 11
+brought 20.11, Debian 13 24.11, and Debian's unstable 26.05.
+"""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from renderer import TEMPLATE, Renderer, copy_template
+
+PROBE = TEMPLATE / "hooks" / "probe_cluster.py"
+RECORDED = TEMPLATE / "tests" / "recorded"
+# Prints what was recorded of exactly this command.
+REPLAY = r"""#!/bin/sh
+awk -v asked="$ ${0##*/} $*" '/^\$ /{on = $0 == asked; known += on; next} on
+END{exit !known}' "$RECORDED"
+"""
+EXPECTED = {
+    "launch_modes": ["cpu", "single_node", "multi_node"],
+    "partition": "gpu",
+    "cpu_partition": "",
+    "gpus_per_node": 4,
+    "gpu_type": "a100",
+    "cpus_per_task": 16,
+    "memory": "",
+    "time_limit": "01:00:00",
+    "account": "physics",
+    "qos": "gpu",
+    "requeue": True,
+}
+Ask = Callable[..., tuple[str, dict[str, object]]]
+
+
+def run(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the probe in a folder, as the user ada."""
+    return subprocess.run(
+        [sys.executable, PROBE, *arguments],
+        cwd=folder,
+        env={"HOME": str(folder), "PATH": path, "LOGNAME": "ada"} | env,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Return what runs the probe on a recording, and returns the file and its answers.
+
+    The recording can be changed: `changes` are pairs of what stands there and what shall.
+    """
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sinfo", "scontrol", "sacctmgr"):
+        (tools / name).write_text(REPLAY)
+        (tools / name).chmod(0o755)
+
+    def ask_recording(
+        release: str, *changes: tuple[str, str], **env: str
+    ) -> tuple[str, dict[str, object]]:
+        text = (RECORDED / f"slurm-{release}.txt").read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        recording = tmp_path / "recording"
+        recording.write_text(text)
+        path = f"{tools}:/usr/bin:/bin:/usr/sbin"
+        done = run(tmp_path, path, "cluster.yml", RECORDED=str(recording), **env)
+        assert done.returncode == 0, done.stderr
+        written = (tmp_path / "cluster.yml").read_text()
+        answers = yaml.safe_load(written)
+        # These are of this machine, not of the recording.
+        return written, {k: v for k, v in answers.items() if k not in ("modules", "environment")}
+
+    return ask_recording
+
+
+@pytest.fixture(scope="module")
+def render(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """Renders the template, or raises ValueError where it refuses an answer."""
+    return Renderer(copy_template(tmp_path_factory.mktemp("copy") / "template"))
+
+
+@pytest.fixture(scope="module")
+def probe() -> ModuleType:
+    """The file as a module."""
+    spec = importlib.util.spec_from_file_location("probe_cluster", PROBE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("release", ["20.11", "24.11", "26.05"])
+def test_every_version_gives_the_same_answers(ask: Ask, release: str, render: Renderer) -> None:
+    written, answers = ask(release)
+    assert answers == EXPECTED
+    for fact in (
+        f"Slurm {release}.",
+        "cpu*       7-00:00:00  4 node(s), 2 up   48 CPUs",
+        "gpu_debug  00:30:00    1 node(s)         124 CPUs     500 GiB       4 a100\n",
+        "(not for you: for the groups lab42)",
+        "1 a100 or parts of GPUs                      (not for you: hidden)",
+        "(not for you: for the accounts hero, QOS ALL)",
+        "# gpu: up to 2-00:00:00, MaxCPUsPerNode 96\n",
+        "# default of a rank in gpu: 60000 MiB\n",
+        "# 2 CPUs are one core\n",
+        "# requeue is off for jobs that do not ask; these do\n",
+        "# preemption is on, by partition_prio, mode REQUEUE\n",
+    ):
+        assert fact in written
+    script = render(answers)["slurm/train_multi_node.sbatch"]
+    for line in ("partition=gpu", "account=physics", "qos=gpu", "gres=gpu:a100:4"):
+        assert f"#SBATCH --{line}\n" in script
+
+
+GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "fact"),
+    [
+        # The partition does not take the user: the next is one whose jobs are stopped for others'.
+        (
+            [(GPU, GPU.replace("gpu,long", "long"))],
+            {"partition": "scavenge", "qos": ""},
+            "stopped for jobs in cpu, gpu, gpu_debug (mode REQUEUE, after 60 s)",
+        ),
+        # One that refuses jobs of several nodes, of one node, or of all of a node's CPUs.
+        (
+            [("State=UP TotalCPUs=704", "State=DOWN TotalCPUs=704"), ("scavenge\n", "")],
+            {"launch_modes": ["cpu", "single_node"], "partition": "gpu_debug"}
+            | {"gpu_type": None, "qos": "", "time_limit": "00:30:00"},
+            "gpu_debug: up to 00:30:00, MaxNodes 1",
+        ),
+        (
+            [
+                ("MinNodes=0 LLN=NO MaxCPUsPerNode=96", "MinNodes=3 LLN=NO MaxCPUsPerNode=20"),
+                *[("scavenge\n", ""), ("gpu_debug\n", "")],
+            ],
+            {"launch_modes": ["cpu", "multi_node"], "nodes": 3, "cpus_per_task": 4},
+            "MinNodes 3",
+        ),
+        (
+            [
+                ("MaxNodes=UNLIMITED MaxTime=2-00:00:00", "MaxNodes=1 MaxTime=2-00:00:00"),
+                ("scavenge\n", ""),
+            ],
+            {"launch_modes": ["cpu", "single_node"]},
+            "gpu: up to 2-00:00:00, MaxNodes 1",
+        ),
+        # One with less time, but whose jobs nobody stops.
+        ([("MaxTime=2-00:00:00", "MaxTime=12:00:00")], {}, "gpu allows up to 12:00:00"),
+        # Of a node that is up again, the reason is still there, with words like a fact's.
+        (
+            [("State=IDLE+DRAIN", "State=IDLE")],
+            {},
+            "cpu*       7-00:00:00  4 node(s), 3 up    48 CPUs      185 GiB       no GPU\n",
+        ),
+        # A default of little memory, for jobs without a GPU, or for all.
+        (
+            [("DefMemPerCPU=3800", "DefMemPerCPU=100")],
+            {"memory": "3900M", "memory_scope": "cpu"},
+            "default of a rank in cpu, without a GPU: 1600 MiB",
+        ),
+        ([("CR_CORE_MEMORY", "CR_CORE")], {}, "Slurm does not share out memory here"),
+        # A time limit of minutes, and no accounting.
+        (
+            [("MaxTime=2-00:00:00", "MaxTime=00:02:00"), ("scavenge\n", ""), ("gpu_debug\n", "")],
+            {"time_limit": "00:02:00", "signal_lead_seconds": 30},
+            "gpu allows up to 00:02:00",
+        ),
+        (
+            [("$ sacctmgr", "$ nothing"), ("preempt/partition_prio", "preempt/none")],
+            {"account": None, "qos": None},
+            "preemption is off",
+        ),
+        # Names that the questionnaire refuses.
+        ([("a100", "3090")], {"gpu_type": None}, "# gpu_type: 3090 is a name that the template"),
+        ([("physics", "phy$ics")], {"account": None}, "# account: phy$ics is a name that"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else "",
+)
+def test_odd_sites(
+    ask: Ask,
+    changes: list[tuple[str, str]],
+    expected: dict[str, object],
+    fact: str,
+    render: Renderer,
+) -> None:
+    written, answers = ask("24.11", *changes)
+    wanted = {k: v for k, v in (EXPECTED | expected).items() if v is not None}
+    assert answers == wanted, written
+    assert fact in written
+    render(answers)  # none is refused
+
+
+def test_an_old_python_without_modules(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / ".bash_profile").write_text('PATH="$HOME/old:$PATH"\necho "welcome: python/3.12"\n')
+    python = tmp_path / "old" / "python3"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho Python 3.9.2\n")
+    python.chmod(0o755)
+    written, _ = ask("26.05")
+    assert '# python3 without a module: 3.9\n# no modules were found\nmodules: ""\n' in written
+    assert "# no Python 3.10 or newer was found; uv and conda bring one" in written
+
+
+def test_a_user_whom_the_accounting_does_not_know(ask: Ask) -> None:
+    written, answers = ask("26.05", LOGNAME="bob")
+    assert "account" not in answers
+    assert "# sacctmgr knows none of yours: ask your site whether jobs need one\n" in written
+
+
+def test_an_empty_value_does_not_swallow_the_next_line(ask: Ask) -> None:
+    written, _ = ask("24.11", ("\nPreemptMode", "\nPowerPlugin             = \nPreemptMode"))
+    assert "mode REQUEUE" in written
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("(null)", {}),
+        ("gpu:4", {"": 4}),
+        ("gpu", {"": 1}),
+        ("gpu:a100:4(S:0-1),shard:8", {"a100": 4}),
+        ("lustre:1,gpu:tesla:2(S:0),gpu:kepler:2(S:0,1)", {"tesla": 2, "kepler": 2}),
+        ("gpu:nvidia_h100_80gb_hbm3:8(S:0-1)", {"nvidia_h100_80gb_hbm3": 8}),
+        ("gpu:a100_1g.5gb:7,gpu:a100:1", {"a100": 1}),
+        ("gpu:1g.5gb:7", {}),
+        ("gpu:tesla:no_consume:2", {"tesla": 2}),
+    ],
+)
+def test_gpus_of_a_node(probe: ModuleType, gres: str, gpus: dict[str, int]) -> None:
+    assert probe.gpus_of(gres) == gpus
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"), [("2-00:30:00", 2910), ("00:30:00", 30), ("UNLIMITED", float("inf"))]
+)
+def test_limits_of_time(probe: ModuleType, limit: str, minutes: float) -> None:
+    assert probe.minutes(limit) == minutes
+
+
+def test_a_file_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yml").write_text("mine\n")
+    done = run(tmp_path, os.environ["PATH"])
+    assert done.returncode == 1
+    assert done.stderr == "error: cluster.yml exists: name another file, or remove it\n"
+    assert (tmp_path / "cluster.yml").read_text() == "mine\n"
+
+
+def test_without_slurm(tmp_path: Path) -> None:
+    done = run(tmp_path, str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: there is no scontrol here: run this on a login node of a Slurm cluster\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_slurms_controller(tmp_path: Path) -> None:
+    tool = tmp_path / "scontrol"
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    tool.chmod(0o755)
+    done = run(tmp_path, f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Slurm shows no nodes: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [tool]
+
+
+def test_an_old_python_can_read_it() -> None:
+    ast.parse(PROBE.read_text(), feature_version=(3, 6))
