@@ -192,13 +192,13 @@ def test_directives_follow_their_answers(render: Renderer) -> None:
         assert f"#SBATCH {line}\n" in multi
     assert "scontrol requeue" not in multi
     for name in ("python/3.12", "cuda/12.4", "nccl"):
-        assert f"module load {name} " in multi
+        assert f"\nload_module {name}\n" in multi
     # The CPU script asks for no GPU and loads nothing that is for one.
     assert "#SBATCH --partition=cpu\n" in cpu
-    assert "module load python/3.12 " in cpu
+    assert "\nload_module python/3.12\n" in cpu
     lines = cpu.splitlines()
     assert not [line for line in lines if line.startswith("#SBATCH") and "gpu" in line.lower()]
-    assert "module load cuda" not in cpu and "module load nccl" not in cpu
+    assert "load_module cuda" not in cpu and "load_module nccl" not in cpu
 
 
 @pytest.mark.parametrize(

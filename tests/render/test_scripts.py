@@ -1,5 +1,6 @@
 """The batch scripts run, with stand-ins for Slurm's commands that note what they were asked."""
 
+import itertools
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ COMMANDS = {
     ),
     "scontrol": 'if [[ $1 == show ]]; then printf "n%s\\n" {1..9}; else echo "$@" > requeued; fi',
     "squeue": 'echo "${JOB_STATE:-RUNNING 0 None}"',
-    "apptainer": 'echo "Python 3.12.1"',
+    "apptainer": 'echo "3.12.1 abc123 $PWD/src/demo"',
     "hostname": "echo n1",
     "tool": 'printf "%s\\n" "${0##*/}" "$@" > tool.args',
 }
@@ -32,9 +33,16 @@ case $1 in
 *) printf "%s\\n" "$@" > python.args; exit "${SRUN_EXIT:-0}" ;;
 esac
 """
-SITE = """
-module() { echo "module $*"; [[ $* != *missing* ]]; }
-"""
+# As a login session exports it. It has no exit code for a module that it does not know.
+MODULE = """() {
+case $1 in
+load) [[ $2 == *missing* ]] || LOADEDMODULES+=:$2 ;;
+-t) printf "%s\\n" /sw/missing: missing/ missing/10.0 "missing/1.0(default)" "missing/2 <L>" gcc
+    return ;;
+esac
+echo "module $*"
+}"""
+SITE = "echo facts of the site\n"
 # What Slurm says to the batch shell of a job of two nodes with four tasks and GPUs each.
 JOB = {
     "SLURM_JOB_ID": "123456",
@@ -65,7 +73,7 @@ class Submission:
 
     def start(self, script: str, *args: str, **job: str) -> subprocess.Popen:
         """Start a script as Slurm starts it, in a job that differs from `JOB` as given."""
-        facts = {**JOB, "SLURM_SUBMIT_DIR": str(self.root), **job}
+        facts = {**JOB, "SLURM_SUBMIT_DIR": str(self.root), "BASH_FUNC_module%%": MODULE, **job}
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
         return subprocess.Popen(
             ["bash", self.root / "slurm" / f"{script}.sbatch", *args],
@@ -300,22 +308,75 @@ def test_the_batch_shell_outlives_the_signal_that_slurm_sends_to_all(srun: Submi
     assert process.returncode == 75 and "back to the queue" in log
 
 
+def modules_and_site(log: str) -> list[str]:
+    """Return what a log says of modules, and of the site's facts."""
+    return [line for line in log.splitlines() if line.startswith(("module ", "facts"))]
+
+
 def test_modules_are_loaded_in_order_and_none_for_gpus_on_the_cpu(
     render: Renderer, tmp_path: Path
 ) -> None:
     project = submission(render, tmp_path, modules="python/3.12\nCUDA/12.4\nnccl")
     _, log = project.run("train_multi_node")
-    loads = [line for line in log.splitlines() if line.startswith("module ")]
-    names = ("purge", "load python/3.12", "load CUDA/12.4", "load nccl")
-    assert loads == [f"module {name}" for name in names]
+    expected = ["module purge", "facts of the site", "module load python/3.12"]
+    assert modules_and_site(log) == [*expected, "module load CUDA/12.4", "module load nccl"]
     _, log = project.run("train_cpu", SLURM_GPUS_ON_NODE="")
-    loads = [line for line in log.splitlines() if line.startswith("module ")]
-    assert loads == ["module purge", "module load python/3.12"]
+    assert modules_and_site(log) == expected
+
+
+def test_every_script_loads_the_modules(render: Renderer, tmp_path: Path) -> None:
+    answers = {"trackers": ["tensorboard", "aim", "mlflow"], "sweep": "optuna"}
+    servers = {"monitoring_servers": answers["trackers"], "container": "apptainer"}
+    project = submission(render, tmp_path, modules="gcc/13", **answers, **servers)
+    scripts = sorted((tmp_path / "slurm").rglob("*.sbatch"))
+    assert len(scripts) == 11
+    for script in scripts:
+        name = str(script.relative_to(tmp_path / "slurm").with_suffix(""))
+        _, log = project.run(name, **ONE_NODE, PYTHONPATH="/modules", SLURM_EXPORT_ENV="NONE")
+        assert modules_and_site(log) == ["module purge", "facts of the site", "module load gcc/13"]
+        text = script.read_text()
+        assert text.index("unset PYTHONPATH") > text.index("load_module gcc/13")
+
+
+def test_the_login_sessions_modules_are_kept_if_so_answered(
+    render: Renderer, tmp_path: Path
+) -> None:
+    project = submission(render, tmp_path, modules="gcc/13", module_purge=False)
+    _, log = project.run("train_multi_node")
+    assert modules_and_site(log) == ["module reload", "facts of the site", "module load gcc/13"]
+    # It is in the list already, so the list does not change.
+    project.root.joinpath("slurm/site.sh").write_text("module() { :; }")
+    assert project.run("train_multi_node", LOADEDMODULES="zlib/1:gcc/13.2")[0] == 0
 
 
 def test_a_module_that_cannot_be_loaded_ends_the_job(render: Renderer, tmp_path: Path) -> None:
     project = submission(render, tmp_path, modules="missing/1.0\npython/3.12", module_purge=False)
-    refused(project, "train_multi_node", {}, "module missing/1.0 cannot be loaded")
+    words = (
+        "module missing/1.0 cannot be loaded; near it, .* has missing/1.0 missing/2 missing/10.0$"
+    )
+    refused(project, "train_multi_node", {}, words)
+    facts = {"BASH_FUNC_module%%": ""}
+    refused(project, "train_multi_node", facts, "there is no module command on n1")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("false\n", 1), ("return 3\n", 3), ("if true; then\n", r"\d")]
+)
+def test_facts_of_the_site_that_fail_end_the_job(
+    srun: Submission, text: str, code: int | str
+) -> None:
+    (srun.root / "slurm/site.sh").write_text(text)
+    refused(srun, "train_multi_node", {}, f"slurm/site.sh ends with exit code {code}")
+
+
+def test_the_ranks_have_the_environment_of_the_script(srun: Submission) -> None:
+    (srun.root / "slurm/site.sh").write_text("export GLOO_SOCKET_IFNAME=ib0\n")
+    given = {"PYTHONPATH": "/modules", "SLURM_EXPORT_ENV": "NONE"}
+    assert srun.run("train_multi_node", **given)[0] == 0
+    env = srun.noted("srun.env")
+    assert "GLOO_SOCKET_IFNAME=ib0" in env
+    assert f"PYTHONPATH={srun.root}/src" in env
+    assert not [line for line in env if line.startswith("SLURM_EXPORT_ENV")]
 
 
 @pytest.mark.parametrize(
@@ -324,17 +385,22 @@ def test_a_module_that_cannot_be_loaded_ends_the_job(render: Renderer, tmp_path:
 def test_the_image_runs_the_ranks(
     render: Renderer, tmp_path: Path, script: str, job: dict[str, str], nv: bool
 ) -> None:
-    project = submission(render, tmp_path, container="apptainer", shared_root="/scratch/ada")
-    code, log = project.run(script, **job)
-    assert code == 0 and f"interpreter  {tmp_path}/container/image.sif" in log
+    root, shared, named = tmp_path / "demo", tmp_path / "shared", tmp_path / "named"
+    project = submission(render, root, container="apptainer", shared_root=str(shared))
+    named.mkdir()
+    arguments = (f"--data-dir={named}", "--run-dir", str(root / "runs/a"), "--lr", "0.1", "--tags=")
+    code, log = project.run(script, *arguments, **job)
+    assert code == 0, log
+    assert f"interpreter  {root}/container/image.sif (Python 3.12.1)" in log
+    assert f"code         {root}/src/demo\ncommit       abc123\n" in log
     words = project.noted("srun.args")
     assert "--mpi=none" in project.noted("srun.args")
     assert ("--nv" in words) == nv
-    assert words[words.index("--bind") + 1] == f"{tmp_path},/scratch/ada"
-    assert words[words.index("--env") + 1] == f"PYTHONPATH={tmp_path}/src"
+    bound = [following for word, following in itertools.pairwise(words) if word == "--bind"]
+    assert bound == [str(root), str(shared), str(named)] and shared.is_dir()
     image = words.index("container/image.sif")
     assert words[image + 1 : image + 4] == ["python", "-m", "demo"]
-    (tmp_path / "container/image.sif").unlink()
+    (root / "container/image.sif").unlink()
     project.root.joinpath("srun.args").unlink()
     refused(project, script, job, "image.sif does not exist: run 'make image' first")
 

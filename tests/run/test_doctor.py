@@ -363,10 +363,8 @@ module() { [[ $* != *missing* ]] && LOADEDMODULES=$2; }
 
 def modules(place: Place, *names: str) -> None:
     """Let a script load modules."""
-    text = "".join(f"module load {name} || fail 'no {name}'\n" for name in ("purge", *names))
-    place.edit(
-        "slurm/train_cpu.sbatch", r"\npython=", f"\n{text.replace('load purge', 'purge')}\\g<0>"
-    )
+    text = "".join(f"module load {name} || fail 'no {name}'\n" for name in names)
+    place.edit("slurm/train_cpu.sbatch", r"\nset -euo", f"\n{text}\\g<0>")
 
 
 def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
@@ -376,19 +374,21 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
     (line,) = lines(found, "modules")
-    assert "module purge, module load python/3.12, module load gcc of slurm/train_cpu" in line
+    assert "python/3.12, gcc of slurm/train_cpu" in line
     place.edit("slurm/train_cpu.sbatch", "load gcc", "load missing/1.0")
+    place.edit("slurm/train_cpu.sbatch", "no gcc", "no missing/1.0")
     code, found = place.doctor(*QUIET)
     assert code == 1 and len(troubles(found)) == 1
-    assert "'module load missing/1.0' of slurm/train_cpu.sbatch fails" in lines(found, "modules")[0]
+    (line,) = lines(found, "scripts")
+    assert "slurm/train_cpu.sbatch would end at once: no missing/1.0" in line
 
 
-def test_a_missing_module_command_is_named(place: Place) -> None:
+def test_facts_of_the_site_that_fail_are_named(place: Place) -> None:
     place.commands(SLURM)
-    modules(place, "gcc")
+    (place.project / "slurm" / "site.sh").write_text("cd nowhere\n")
     code, found = place.doctor(*QUIET)
-    assert code == 1
-    assert "there is no module command on" in lines(found, "modules")[0]
+    assert code == 1 and len(troubles(found)) == 1
+    assert "slurm/site.sh ends with exit code 1" in lines(found, "scripts")[0]
 
 
 def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:

@@ -49,15 +49,17 @@ class Cluster:
     Args:
         nodes: how many; they are called n1, n2, ...
         settings: lines added to slurm.conf.
+        gpus: of each node.
 
     Attributes:
         folder: configuration, logs and state; removed at the end.
         small: a folder on every node that holds 8 MiB, for tests of a full disk.
     """
 
-    def __init__(self, nodes: int = 3, settings: str = "") -> None:
+    def __init__(self, nodes: int = 3, settings: str = "", gpus: int = GPUS) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.settings = settings
+        self.gpus = gpus
         # munge accepts no folder below one that is closed to others, as pytest's are.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
@@ -240,24 +242,25 @@ class Cluster:
         key = munge / "key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        for number in range(GPUS):
+        for number in range(self.gpus):
             # As good as a GPU for Slurm, which only hands it out; it is /dev/null.
             os.mknod(self.folder / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))
         addresses = {node: f"{SUBNET}.{number}" for number, node in enumerate(self.nodes, 2)}
         hosts = {"localhost": "127.0.0.1", "login": f"{SUBNET}.1", **addresses}
+        devices = f"{self.folder}/gpu[0-{self.gpus - 1}]"
         files = {
             "hosts": "".join(f"{address} {name}\n" for name, address in hosts.items()),
             "cgroup.conf": cgroup_conf(),
-            "gres.conf": f"Name=gpu Type=a100 File={self.folder}/gpu[0-{GPUS - 1}]\n",
+            "gres.conf": f"Name=gpu Type=a100 File={devices}\n" if self.gpus else "",
             "slurm.conf": self._slurm_conf(addresses),
         }
         for name, text in files.items():
             (self.folder / name).write_text(text)
 
     def _slurm_conf(self, addresses: dict[str, str]) -> str:
+        kind = f"Gres=gpu:a100:{self.gpus} Feature=a100,rack1" if self.gpus else "Feature=rack1"
         nodes = "\n".join(
-            f"NodeName={node} NodeAddr={address} CPUs={CORES} RealMemory={MEMORY}"
-            f" Gres=gpu:a100:{GPUS} Feature=a100,rack1"
+            f"NodeName={node} NodeAddr={address} CPUs={CORES} RealMemory={MEMORY} {kind}"
             for node, address in addresses.items()
         )
         return f"""\

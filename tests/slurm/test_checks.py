@@ -97,7 +97,7 @@ def test_a_folder_that_is_not_shared_is_found(
     cluster.run("srun", "--nodelist=n2", "mount", "-t", "tmpfs", "tmpfs", str(folder))
     try:
         options = ("--nodelist=n1,n2", "slurm/doctor.sbatch", *CPU)
-        job = project.sbatch(*options, "--run-root=elsewhere", "--timeout=10").wait()
+        job = project.sbatch(*options, "--run-root=elsewhere", "--timeout=20").wait()
     finally:
         cluster.run("srun", "--nodelist=n2", "umount", str(folder))
     assert job.state == "FAILED"

@@ -17,15 +17,8 @@ from pathlib import Path
 
 from .findings import Finding
 
-# As the scripts find the module command.
-PROLOGUE = """
-if [[ -f slurm/site.sh ]]; then . slurm/site.sh; fi
-if ! command -v module; then
-    for file in /etc/profile.d/{modules,lmod}.sh; do
-        if [[ -r $file ]]; then . "$file"; fi
-    done
-fi
-"""
+# From an empty shell to the modules: a script that was edited beyond this is none the worse.
+PROLOGUE = re.compile(r"^fail\(\) \{$.*?(?=^set -euo pipefail$)", re.MULTILINE | re.DOTALL)
 FIRST_CODE = 100  # of the exit codes that tell which line failed
 PATIENCE = 120  # seconds for modules and an image; file systems can be slow
 
@@ -36,12 +29,14 @@ class Script:
 
     Args:
         options: sbatch's options by long name, as the script and the environment give them.
-        modules: its lines of `module`, in their order.
+        prologue: its lines that fetch the site's facts and the modules; may be empty.
+        modules: those that it loads, in their order.
         python: the interpreter that it runs; image: the container image. One of them is None.
     """
 
     path: Path
     options: argparse.Namespace
+    prologue: str
     modules: tuple[str, ...]
     python: str | None
     image: str | None
@@ -92,10 +87,12 @@ def _read(path: Path) -> Script:
         # sbatch lets a variable override the script.
         if given := os.environ.get(f"SBATCH_{variable}"):
             words += [names[0], given]
+    prologue = PROLOGUE.search(text)
     return Script(
         path,
         parser.parse_known_args(words)[0],
-        tuple(line.strip() for line in re.findall(r"^module [^|;&#\n]+", text, re.MULTILINE)),
+        prologue[0] if prologue else "",
+        tuple(re.findall(r"^(?:load_module|module load) +(\S+)", text, re.MULTILINE)),
         _assigned("python", text),
         _assigned("image", text),
     )
@@ -128,12 +125,6 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
         return
     # What is looked at, the line, and what it means if that fails.
     lines = []
-    if job.modules:
-        missing = f"there is no module command on {socket.gethostname()}, but {names} needs it"
-        lines.append(("modules", "command -v module", missing))
-    for line in job.modules:
-        missing = f"'{line}' of {names} fails: 'module avail' lists what can be loaded"
-        lines.append(("modules", line, missing))
     if job.image:
         missing = f"there is no apptainer on {socket.gethostname()}: compute nodes may have it, "
         missing += "or its module belongs in slurm/site.sh"
@@ -144,7 +135,8 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
     lines.append(("interpreter", run, f"{started} of {names} does not start: run '{cure}' again"))
     try:
         done = subprocess.run(
-            ["bash", "-l", "-c", PROLOGUE + _or_exit(line for _, line, _ in lines)],
+            ["bash", "-l", "-c", job.prologue + _or_exit(line for _, line, _ in lines)],
+            env={"SLURM_JOB_ID": "0", **os.environ, "SLURM_SUBMIT_DIR": os.getcwd()},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -154,8 +146,13 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
         message = f"{started} of {names} did not start within {PATIENCE} s: is a file system slow?"
         yield Finding("error", "interpreter", message)
         return
+    if 0 < done.returncode < FIRST_CODE:
+        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        message = said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"
+        yield Finding("error", "scripts", f"{names} would end at once: {message}")
+        return
     if done.returncode:
-        name, _, message = lines[max(0, done.returncode - FIRST_CODE)]
+        name, _, message = lines[done.returncode - FIRST_CODE]
         # Login nodes often lack what compute nodes have.
         elsewhere = name == "apptainer" and "SLURM_JOB_ID" not in os.environ
         yield Finding("warning" if elsewhere else "error", name, message)
