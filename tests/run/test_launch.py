@@ -30,14 +30,15 @@ def test_one_process_without_a_launcher(project: Path, tmp_path: Path) -> None:
     assert (summary["world_size"], summary["backend"]) == (1, None)
 
 
+@pytest.mark.parametrize("signalled", [None, 1], ids=["all", "first"])
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
 def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
-    project: Path, tmp_path: Path, number: signal.Signals
+    project: Path, tmp_path: Path, number: signal.Signals, signalled: int | None
 ) -> None:
-    """Slurm signals every process of a step: torchrun itself and the ranks."""
+    """Slurm signals every process of a step, torchrun and the ranks, or torchrun alone."""
     job = torchrun(project, tmp_path / "run", 1, 2, "--max-steps=2000", "--log-every=1")
     job.wait_for_step(5)
-    for process in _family(job):
+    for process in _family(job)[:signalled]:
         process.send_signal(number)
     assert job.wait().codes == [75], job.log
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))

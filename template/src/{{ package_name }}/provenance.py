@@ -22,7 +22,7 @@ def collect(world: World) -> dict[str, Any]:
     """
     return {
         "command": sys.argv,
-        "git": {"commit": _git("rev-parse", "HEAD"), "changes": _git("status", "--short")},
+        "git": {"commit": _commit(), "changes": _git("status", "--short")},
         "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": dict(sorted((each.name, each.version) for each in distributions())),
@@ -37,6 +37,11 @@ def collect(world: World) -> dict[str, Any]:
         },
         "container": os.environ.get("APPTAINER_CONTAINER"),
     }
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, as the batch script or a release says it: images lack git."""
+    return os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
 
 
 def _git(*arguments: str) -> str | None:

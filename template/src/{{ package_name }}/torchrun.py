@@ -1,22 +1,33 @@
 """torchrun, as we need it: `python -m <package>.torchrun [torchrun's options] -m <package> train`.
 
-It differs in three ways. USR2, which Slurm sends to every process of a step before the time limit,
-is for the ranks: torchrun itself would die of it. After TERM or INT, which it passes on, it gives
-the ranks time to save. And its exit code is that of the ranks, so that the batch script can tell 75
-(stopped, run me again) from a failure.
+It differs in three ways. It passes USR2 on to the ranks, which Slurm sends before the time limit,
+to every process of a step or to the first alone; torchrun itself would die of it. After TERM or
+INT, which it passes on, it gives the ranks time to save. And its exit code is that of the ranks, so
+that the batch script can tell 75 (stopped, run me again) from a failure.
 """
 
 import signal
 import sys
+from contextlib import suppress
+from types import FrameType
+
+import psutil
 
 SAVING_SECONDS = 120
 """how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
 
 
+def _pass_on(number: int, _frame: FrameType | None) -> None:
+    """Send a signal to the ranks; to one that Slurm has signalled too, it says nothing new."""
+    for rank in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
+
+
 def run() -> None:
     """Run torchrun with this process's arguments."""
     if hasattr(signal, "SIGUSR2"):  # not on Windows
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, _pass_on)
     # Only now: the import takes a second, in which the signal may come.
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

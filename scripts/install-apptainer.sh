@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Makes what the tests of the container need on Debian and Ubuntu, in a folder of its own: nothing
+# else of this machine changes, but for debootstrap, which is installed.
+#   root  Debian 13 with Apptainer, whose package in Debian unstable runs there, but not on Debian 12
+#   base  Debian 12 with Python and pip, for images to be built on: no registry is asked
+set -euo pipefail
+
+export PATH=$PATH:/usr/sbin:/sbin
+systems=/opt/apptainer-tests # tests/slurm/apptainer.py looks here too
+[[ ! -d $systems ]] || exit 0
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+((EUID == 0)) || fail "$systems missing, and only root can make it: run this with sudo"
+command -v apt-get >/dev/null || fail "$systems missing, and only apt-get is known here"
+
+export DEBIAN_FRONTEND=noninteractive
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+if ! command -v debootstrap >/dev/null || ! [[ -e $keyring ]]; then
+    apt-get update
+    apt-get install --yes --no-install-recommends debootstrap debian-archive-keyring
+fi
+
+# The mirror that this machine uses; without one, debootstrap knows where Debian is.
+# shellcheck disable=SC2016 # the dollars are apt-get's
+mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
+    sed -n '/^Debian /{s///p;q}')
+new=$systems.new
+rm -rf --one-file-system "$new"
+mkdir -p "$new"
+make_system() {
+    # What it mounts goes with its namespace, however it ends.
+    unshare --mount --propagation=private \
+        debootstrap --variant=minbase --keyring="$keyring" --include="$3" "$2" "$new/$1" ${mirror:+"$mirror"}
+}
+make_system base bookworm python3-pip,python3-venv >"$new/base.log" 2>&1 &
+make_system root trixie ca-certificates,containernetworking-plugins,libseccomp2,libsqlite3-0,squashfs-tools,squashfuse,uidmap
+wait $! || fail "debootstrap failed: $(tail -n 3 "$new/base.log")"
+# A root without all rights can copy neither devices nor what other users own.
+rm -r "$new/base/dev" "$new/base.log"
+mkdir "$new/base/dev"
+chown --recursive --no-dereference root:root "$new/base"
+# No package from elsewhere: those that an image takes are bound to /mnt while it is built.
+printf '[global]\nno-index = true\nfind-links = /mnt\n' >"$new/base/etc/pip.conf"
+
+apt=$new/apt
+mkdir -p "$apt"/{lists/partial,cache/archives/partial}
+sed "s|^deb |deb [signed-by=$keyring] |; s/ trixie / unstable /" "$new/root/etc/apt/sources.list" >"$apt/sources.list"
+from_unstable() {
+    apt-get -o APT::Sandbox::User=root -o Dir::Cache="$apt/cache" -o Dir::State::Lists="$apt/lists" \
+        -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null "$@"
+}
+from_unstable update
+cd "$new/root"
+from_unstable download apptainer
+chroot . /bin/sh -c 'dpkg --install apptainer_*.deb && apt-get clean'
+rm -r apptainer_*.deb "$apt"
+chroot "$new/base" apt-get clean
+mv "$new" "$systems"

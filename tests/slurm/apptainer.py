@@ -1,0 +1,67 @@
+"""Apptainer for the tests, and what an image is built from without a registry.
+
+scripts/install-apptainer.sh makes a root file system that has Apptainer. The command `apptainer`
+here enters it in namespaces of its own: what it mounts goes when it ends. It sees the folders of
+this machine, and is root with all capabilities, which the root of a sandbox may lack.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SYSTEMS = Path("/opt/apptainer-tests")
+BASE = SYSTEMS / "base"
+COMMAND = r"""#!/bin/bash
+exec unshare --map-root-user --mount --propagation=private bash -euc '
+root=$1 here=$PWD; shift
+mount --bind "$root" "$root"
+for folder in /*; do
+    case $folder in
+    /bin | /boot | /etc | /lib* | /lost+found | /run | /sbin | /usr | /var) continue ;;
+    esac
+    [[ -d $folder && ! -L $folder ]] || continue
+    mkdir -p "$root$folder"
+    mount --rbind "$folder" "$root$folder"
+done
+mount --bind /etc/hosts "$root/etc/hosts"
+cd "$root"
+mkdir -p before
+pivot_root . before
+umount --lazy /before
+cd "$here"
+exec /usr/bin/apptainer "$@"
+' bash ROOT "$@"
+"""
+
+
+def missing() -> str | None:
+    """Return why this machine can't run Apptainer, None if it can."""
+    return None if SYSTEMS.is_dir() else f"{SYSTEMS} is missing: run scripts/install-apptainer.sh"
+
+
+def install(folder: Path) -> None:
+    """Put the command `apptainer` into a folder."""
+    command = folder / "apptainer"
+    command.write_text(COMMAND.replace("ROOT", str(SYSTEMS / "root")))
+    command.chmod(0o755)
+
+
+def download(requirements: Sequence[str], folder: Path) -> None:
+    """Download packages for the Python of the base image, from where this machine's pip has them.
+
+    What asks for PyTorch gets the build that the tests use: TORCH, from TORCH_INDEX.
+    """
+    (python,) = (BASE / "usr/lib").glob("python3.*")
+    index = os.environ.get("TORCH_INDEX")
+    torch = os.environ.get("TORCH", "torch==2.13.0")
+    for wanted in ([*(("--index-url", index) if index else ()), torch], [torch, *requirements]):
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"),
+                *("--python-version", python.name[len("python") :]),
+                *("--dest", folder, "--find-links", folder, *wanted),
+            ],
+            check=True,
+        )
