@@ -45,7 +45,7 @@ def test_ranks_have_the_modules_that_the_script_names(
     }
     for stays, job in jobs.items():
         kept = "yes" if stays else ""
-        said = f"demo-tool 1.0 {stays}demo-tool/1.0:python/3.12 kept={kept} packages= scratch="
+        said = f"demo-tool 1.0 {stays}demo-tool/1.0:python/3.12 kept={kept} packages=src scratch="
         assert modules.found_by_ranks(job) == [
             f"{node} {said}" for node in ("n1", "n1", "n2", "n2")
         ]
@@ -58,7 +58,7 @@ def test_modules_of_the_login_session_stay_if_so_answered(
     job = submit(project, "slurm/train_cpu.sbatch", login="module load demo-tool/2.0 python/3.12")
     assert (
         modules.found_by_ranks(job)
-        == ["n1 demo-tool 2.0 demo-tool/2.0:python/3.12 kept= packages= scratch="] * 2
+        == ["n1 demo-tool 2.0 demo-tool/2.0:python/3.12 kept= packages=src scratch="] * 2
     )
 
 
@@ -103,7 +103,7 @@ def test_module_may_be_a_function_of_login_shells_only(
     job = submit(project, "slurm/train_cpu.sbatch", login="unset BASH_ENV; unset -f module ml")
     assert (
         modules.found_by_ranks(job)
-        == ["n1 demo-tool 2.0 demo-tool/2.0 kept= packages= scratch="] * 2
+        == ["n1 demo-tool 2.0 demo-tool/2.0 kept= packages=src scratch="] * 2
     )
 
 
@@ -115,7 +115,7 @@ def test_modules_come_from_where_the_site_says(
     facts = f"module use {tmp_path}/modules\nexport SCRATCH=/scratch/$SLURM_JOB_ID\n"
     (project.root / "slurm/site.sh").write_text(facts)
     job = submit(project, "--nodes=2", "slurm/train_cpu.sbatch")
-    said = f"demo-tool 1.0 demo-tool/1.0:extra/1.0 kept= packages= scratch=/scratch/{job.id}"
+    said = f"demo-tool 1.0 demo-tool/1.0:extra/1.0 kept= packages=src scratch=/scratch/{job.id}"
     assert modules.found_by_ranks(job) == [f"{node} {said}" for node in ("n1", "n1", "n2", "n2")]
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import Settings
@@ -269,6 +269,18 @@ def gradients_stay_here(network: nn.Module) -> AbstractContextManager:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context of a forward pass; bf16 has fp32's range, so needs no gradient scaler."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401 - of any nesting
+    """Return a tensor, or tuples, lists and dictionaries of tensors, on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: to_device(part, device) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        make = getattr(batch, "_make", type(batch))  # a named tuple takes its fields one by one
+        return make(to_device(part, device) for part in batch)
+    return batch
 
 
 def set_up_logging(world: World, all_ranks: bool) -> None:

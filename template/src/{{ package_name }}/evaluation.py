@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from . import model
 from .config import Settings
-from .distributed import World, autocast
+from .distributed import World, autocast, to_device
 from .recording import STORE
 from .sharding import evaluation_batches
 
@@ -44,7 +44,7 @@ def evaluate(
     ):
         targets = targets.to(world.device)
         with STORE.paused(), autocast(world.device, settings.precision):
-            outputs = network(inputs.to(world.device)).float()
+            outputs = network(to_device(inputs, world.device)).float()
             loss = model.loss(outputs, targets, label_smoothing=0.0) * len(targets)
         correct = model.count_correct(outputs, targets)
         sums += torch.stack([loss, correct.to(loss.dtype)]).cpu()
@@ -61,10 +61,10 @@ class Pictures:
 
     def __init__(self) -> None:
         self.counts: Tensor | None = None
-        self.first: tuple[Tensor, Tensor, Tensor] | None = None
+        self.first: tuple[object, Tensor, Tensor] | None = None
         self.failed = False
 
-    def add(self, inputs: Tensor, outputs: Tensor, targets: Tensor) -> None:
+    def add(self, inputs: object, outputs: Tensor, targets: Tensor) -> None:
         """Count a batch."""
         if self.failed:
             return
@@ -76,7 +76,7 @@ class Pictures:
         except Exception:
             self._fail()
         if self.first is None:
-            self.first = (inputs.cpu(), outputs.cpu(), targets.cpu())
+            self.first = (inputs, outputs.cpu(), targets.cpu())
 
     def draw(self, world: World) -> "dict[str, Figure]":
         """Return the pictures on rank 0, none on the others; every rank must call this."""

@@ -24,6 +24,7 @@ from .distributed import (
     gradients_stay_here,
     joined,
     set_up_logging,
+    to_device,
 )
 from .errors import UsageError
 from .evaluation import Pictures, evaluate
@@ -38,7 +39,7 @@ from .tracking import Status, select
 
 log = logging.getLogger(__name__)
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Tensor]  # inputs may be tuples or dictionaries of tensors
 
 
 def run(settings: Settings, stop: StopRequest) -> int:
@@ -206,8 +207,7 @@ class Trainer:
         loss_sum = torch.zeros((), device=device)
         weighted = [(batch, len(batch[1])) for batch in window] or [(self.batches.last, 0)]
         for number, ((inputs, targets), weight) in enumerate(weighted, 1):
-            inputs = inputs.to(device, non_blocking=True)
-            targets = targets.to(device, non_blocking=True)
+            inputs, targets = to_device((inputs, targets), device)
             with nullcontext() if number == len(weighted) else gradients_stay_here(self.forward):
                 with autocast(device, settings.precision):
                     loss = model.loss(self.forward(inputs), targets, settings.label_smoothing)
