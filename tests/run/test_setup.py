@@ -40,6 +40,7 @@ def shell(folder: Path) -> dict[str, str]:
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_PREFIX")
     }
     env = {**clean_environment(folder), **marks, "PIP_USER": "1", "PATH": TOOLS}
+    env["UV_SYSTEM_CERTS"] = "1"  # this machine's own, as pip takes them
     for name in ("MAKEFLAGS", "MAKELEVEL", "OMP_NUM_THREADS", "TORCH"):
         env.pop(name, None)
     return env

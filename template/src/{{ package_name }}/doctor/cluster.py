@@ -84,7 +84,7 @@ def _partitions() -> dict[str, Partition]:
             gpus[kind] = gpus.get(kind, 0) + int(count)
         partition.states.append(state)
         partition.gpus.append(gpus)
-    return partitions
+    return dict(sorted(partitions.items()))
 
 
 def seconds(text: str) -> float:
