@@ -19,8 +19,6 @@ from .conftest import MakeProject
 from .jobs import Job, Project
 from .test_stops import submit
 
-# One worker makes the image.
-pytestmark = pytest.mark.xdist_group("container")
 SECRET = "a-key-that-is-nobodys-business"
 # Quick, not small.
 SQUASH = "--mksquashfs-args '-comp zstd -Xcompression-level 1'"
