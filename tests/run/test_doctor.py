@@ -267,7 +267,7 @@ def test_what_slurm_says_is_passed_on(place: Place, commands: Files, words: str)
 
 # A line after those of train_single_node.sbatch, which asks for an hour and four GPUs; the finding.
 MISFITS = {
-    "--partition=nope": ("error", "partition", "no 'nope', .*: choose of gpu, closed, cpu with"),
+    "--partition=nope": ("error", "partition", "no 'nope', .*: choose of closed, cpu, gpu with"),
     "--partition closed": ("error", "partition", "closed is down"),
     "-t 1-00:00:01": ("error", "time limit", "1-00:00:01 is more than the 24 hours"),
     "--time=1441": ("error", "time limit", "1441 is more than the 24 hours"),
