@@ -191,6 +191,7 @@ def test_the_agent_of_wandb_starts_trials_on_all_ranks(
         job.wait_for_restart()
         assert job.wait().state == "COMPLETED", job.log
     assert "stopped after a checkpoint, and back to the queue" in job.log
+    assert (sweep / "t0/summary.json").exists(), job.log
     assert summary(sweep / "t0")["resumed_from_step"] > stopped_at
     assert summary(sweep / "t0")["hostnames"] == ["n1", "n2"]
     assert "lr is -1.0: it should be greater than 0" in job.log

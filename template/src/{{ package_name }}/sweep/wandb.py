@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def _run_agent(sweep: str, job: "Job", stop: StopRequest) -> int:
                 # The agent starts no other trial, and waits for the one that it has.
                 agent.send_signal(signal.SIGINT)
                 told = True
+                job.agent_is_told()
 
 
 def _hear_interrupts_alone() -> None:
@@ -121,6 +123,17 @@ class Job:
         """Return whether the job ends."""
         return (self.notes / "leaving").exists()
 
+    def agent_is_told(self) -> None:
+        """Note that the agent knows of it."""
+        (self.notes / "told").touch()
+
+    def wait_for_agent(self, seconds: float = 30) -> None:
+        """Return once the agent knows of it, and has had the time to act."""
+        deadline = time.monotonic() + seconds
+        while not (self.notes / "told").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1)
+
     def ended(self, code: int) -> None:
         """Note the exit code of a trial."""
         with (self.notes / "codes").open("a") as file:
@@ -152,6 +165,8 @@ def trial(argv: Sequence[str]) -> int:
     elif code == EXIT_CODE:
         # Slurm told the ranks alone, since the time limit nears.
         job.leave()
+        # If the trial ended first, the agent would report it as done, and ask for another.
+        job.wait_for_agent()
     job.ended(code)
     return code
 
