@@ -4,19 +4,14 @@
 #   root  Debian 13 with Apptainer, whose package in Debian unstable runs there, but not on Debian 12
 #   base  Debian 12 with Python and pip, for images to be built on: no registry is asked
 set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "$0")/apt.sh"
 
 export PATH=$PATH:/usr/sbin:/sbin
 systems=/opt/apptainer-tests # tests/slurm/apptainer.py looks here too
 [[ ! -d $systems ]] || exit 0
 
-fail() {
-    echo "error: $*" >&2
-    exit 1
-}
-((EUID == 0)) || fail "$systems missing, and only root can make it: run this with sudo"
-command -v apt-get >/dev/null || fail "$systems missing, and only apt-get is known here"
-
-export DEBIAN_FRONTEND=noninteractive
+prepare_apt "$systems"
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 if ! command -v debootstrap >/dev/null || ! [[ -e $keyring ]]; then
     apt-get update

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests of the servers' pages need, on Debian: a browser, curl and openssl.
 set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "$0")/apt.sh"
 
 missing=()
 for name in curl openssl; do
@@ -10,16 +12,10 @@ done
 command -v chromium google-chrome >/dev/null || missing+=(chromium)
 ((${#missing[@]})) || exit 0
 
-fail() {
-    echo "error: $*" >&2
-    exit 1
-}
-((EUID == 0)) || fail "${missing[*]} missing, and only root can install packages: run this with sudo"
-command -v apt-get >/dev/null || fail "${missing[*]} missing, and there is no apt-get: install them by hand"
+prepare_apt "${missing[*]}"
 # Ubuntu's chromium is a snap, which does not run in the namespaces of the tests.
 [[ ${missing[*]} != *chromium* ]] || ! grep -q '^ID=ubuntu' /etc/os-release ||
     fail "there is no browser for the tests: install Chrome's own package by hand"
 
-export DEBIAN_FRONTEND=noninteractive
 apt-get update
 apt-get install --yes --no-install-recommends "${missing[@]}"

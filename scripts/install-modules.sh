@@ -4,6 +4,8 @@
 # what they depend on is installed. They themselves lie unpacked in a folder for each, and the tests
 # lay that folder over /usr and /etc in the namespaces of their cluster.
 set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "$0")/apt.sh"
 
 systems=/var/lib/module-systems # where tests/slurm/modules.py looks
 missing=()
@@ -12,14 +14,7 @@ for name in environment-modules lmod; do
 done
 ((${#missing[@]})) || exit 0
 
-fail() {
-    echo "error: $*" >&2
-    exit 1
-}
-((EUID == 0)) || fail "${missing[*]} missing, and only root can install packages: run this with sudo"
-command -v apt-get >/dev/null || fail "${missing[*]} missing, and only apt-get is known here: install them by hand"
-
-export DEBIAN_FRONTEND=noninteractive
+prepare_apt "${missing[*]}"
 apt-get update
 download=$(mktemp --directory)
 trap 'rm -r "$download"' EXIT
