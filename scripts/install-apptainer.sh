@@ -33,7 +33,8 @@ make_system() {
 make_system base bookworm python3-pip,python3-venv >"$new/base.log" 2>&1 &
 make_system root trixie ca-certificates,containernetworking-plugins,libseccomp2,libsqlite3-0,squashfs-tools,squashfuse,uidmap
 wait $! || fail "debootstrap failed: $(tail -n 3 "$new/base.log")"
-# A root without all rights can copy neither devices nor what other users own.
+# A root without all rights can copy neither devices nor what other users own: apt-get makes such.
+chroot "$new/base" apt-get clean
 rm -r "$new/base/dev" "$new/base.log"
 mkdir "$new/base/dev"
 chown --recursive --no-dereference root:root "$new/base"
@@ -52,5 +53,4 @@ cd "$new/root"
 from_unstable download apptainer
 chroot . /bin/sh -c 'dpkg --install apptainer_*.deb && apt-get clean'
 rm -r apptainer_*.deb "$apt"
-chroot "$new/base" apt-get clean
 mv "$new" "$systems"

@@ -68,6 +68,8 @@ def check(answers: Answers, files: dict[str, str]) -> None:
         # What was not asked, since it does not matter, is not recorded.
         assert saved.get(name, value) == value, (name, answers)
 
+    assert "/.env" in files[".gitignore"].splitlines(), ("keys could be committed", answers)
+
     project = tomllib.loads(files["pyproject.toml"])["project"]
     names = {re.match(r"[A-Za-z0-9-]+", each).group() for each in project["dependencies"]}
     assert names == expected_dependencies(answers), answers

@@ -38,12 +38,12 @@ def uninterrupted(projects: dict[str, Project]) -> Job:
     return job
 
 
-def check_same(job: Job, uninterrupted: Job) -> None:
+def check_same(job: Job, uninterrupted: Job, most_restarts: int = 1) -> None:
     """Check that a job came back, and that in the end nothing tells that it was stopped."""
     assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
     assert job.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
     assert job.summary["resumed_from_step"] > 0
-    assert job.restarts == 1, job.log
+    assert 1 <= job.restarts <= most_restarts, job.log
     assert "Traceback" not in job.log
     numbers = [reproducible(each.metrics()) for each in (job, uninterrupted)]
     assert numbers[0] == numbers[1], "the steps of metrics.jsonl differ"
@@ -221,7 +221,9 @@ def test_a_controller_that_is_busy_when_the_job_stops(
             lambda: "the script does not ask again",
         )
         assert not any(rank.is_running() for rank in ranks.values())
-    check_same(job, uninterrupted)
+    # Slurm repeats what it could not send: its order to end the step may reach the next start's,
+    # which has the same number.
+    check_same(job, uninterrupted, most_restarts=2)
     assert "stopped after a checkpoint, and back to the queue" in job.log
 
 
