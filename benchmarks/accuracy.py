@@ -1,0 +1,48 @@
+"""Seconds of training until 99.0 % of MNIST's test set are right."""
+
+import json
+from itertools import count
+
+from .compare import Comparison, in_turns
+from .ranks import Setting, peer, train
+
+ENOUGH = 0.99
+
+
+def measure(setting: Setting, repeats: int) -> list[Comparison]:
+    """Compare the default recipe with that of pytorch/examples, each turn with another seed."""
+    if not setting.data_dir:
+        raise SystemExit("accuracy needs MNIST itself: name its folder with --data-dir")
+    gpu = setting.device == "cuda"
+    ours_seeds, their_seeds = count(), count()
+    comparison = Comparison(
+        title="Time to 99.0 % test accuracy",
+        unit="s",
+        baseline="recipe of pytorch/examples",
+        figures=in_turns(
+            {
+                "this project": lambda: ours(setting, next(ours_seeds)),
+                "recipe of pytorch/examples": lambda: peer(
+                    setting, "reference_recipe", seed=next(their_seeds)
+                ),
+            },
+            repeats,
+        ),
+        target="under two seconds" if gpu else "25 times as fast",
+    )
+    if gpu:
+        comparison.met = comparison.medians["this project"] < 2
+    else:
+        comparison.met = comparison.ratios["this project"] <= 1 / 25
+    return [comparison]
+
+
+def ours(setting: Setting, seed: int) -> float:
+    """Return the seconds of training of the default recipe, infinite if it is not accurate enough."""
+    run_dir = train(setting, f"--seed={seed}", "--trackers=tensorboard")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    print(f"  seed {seed}: {summary['test_accuracy']:.2%}", flush=True)
+    if summary["test_accuracy"] < ENOUGH:
+        return float("inf")
+    settings = json.loads((run_dir / "summary.json").read_text())
+    return settings["trained_seconds"]

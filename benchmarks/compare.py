@@ -1,0 +1,114 @@
+"""Measures contestants in turns, so that what disturbs the machine disturbs all of them alike."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+Measure = Callable[[], float]
+
+
+@dataclass
+class Comparison:
+    """Figures of several contestants, by name.
+
+    Attributes:
+        title: what was measured.
+        unit: of the figures.
+        baseline: the contestant that the others are divided by.
+        figures: one for each repeat, by contestant.
+        target: what the ratio of the first contestant should be, in words; empty for none.
+        met: whether it is so; None if there is no target.
+    """
+
+    title: str
+    unit: str
+    baseline: str
+    figures: dict[str, list[float]]
+    target: str = ""
+    met: bool | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The middle figure of each contestant."""
+        return {name: statistics.median(values) for name, values in self.figures.items()}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The median of each contestant's ratio to the baseline in the same turn."""
+        base = self.figures[self.baseline]
+        return {
+            name: statistics.median(
+                value / other for value, other in zip(values, base, strict=True)
+            )
+            for name, values in self.figures.items()
+        }
+
+    def as_markdown(self) -> str:
+        """Return a table."""
+        lines = [
+            f"### {self.title}",
+            "",
+            f"| | {self.unit} | to {self.baseline} |",
+            "|---|--:|--:|",
+        ]
+        medians, ratios = self.medians, self.ratios
+        lines += [f"| {name} | {_short(medians[name])} | {ratios[name]:.2f} |" for name in medians]
+        if self.target:
+            lines += ["", f"Target: {self.target}: **{'met' if self.met else 'not met'}**."]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
+
+
+def in_turns(contestants: Mapping[str, Measure], repeats: int) -> dict[str, list[float]]:
+    """Measure each contestant once in each turn, and return the figures by name.
+
+    Every other turn goes backwards, so that none always comes behind the same one.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(repeats):
+        names = list(contestants)
+        for name in names if turn % 2 == 0 else reversed(names):
+            figures[name].append(contestants[name]())
+            print(f"  turn {turn + 1}  {name}: {_short(figures[name][-1])}", flush=True)
+    return figures
+
+
+def machine() -> dict[str, str | int]:
+    """Return what the figures depend on: processor, cores, GPU, versions."""
+    import torch
+
+    facts: dict[str, str | int] = {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return facts
+
+
+def save(path: Path, comparison: Comparison) -> None:
+    """Put a comparison into the results of this machine, in the place of an older one."""
+    results = json.loads(path.read_text("utf-8")) if path.exists() else {"comparisons": {}}
+    results["machine"] = machine()
+    results["comparisons"][comparison.title] = asdict(comparison)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

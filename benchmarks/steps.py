@@ -1,0 +1,50 @@
+"""Images per second: a bare loop, this project with all that it does, and its peers."""
+
+from .compare import Comparison, in_turns
+from .ranks import Setting, lines, peer, train
+
+BATCHES = {"cpu": (32, 128), "cuda": (32, 256)}  # of a rank: the default, and a larger one
+WARM_UP, STEPS = 100, {"cpu": 400, "cuda": 3000}
+PEERS = {
+    "bare loop": "bare",
+    "Lightning": "with_lightning",
+    "Accelerate": "with_accelerate",
+    "reference idiom": "reference",
+}
+
+
+def measure(setting: Setting, repeats: int) -> list[Comparison]:
+    """Compare by images per second of all ranks, for each batch size."""
+    comparisons = []
+    for batch in BATCHES[setting.device]:
+        steps = STEPS[setting.device]
+        contestants = {"this project": lambda batch=batch, steps=steps: ours(setting, batch, steps)}
+        for name, program in PEERS.items():
+            contestants[name] = lambda program=program, batch=batch, steps=steps: peer(
+                setting, program, batch=batch, warm_up=WARM_UP, steps=steps
+            )
+        comparison = Comparison(
+            title=f"Images per second, batches of {batch}",
+            unit="images/s",
+            baseline="bare loop",
+            figures=in_turns(contestants, repeats),
+            target="at least 0.97 of the bare loop, and more than all others",
+        )
+        mine, *others = (comparison.ratios[name] for name in contestants)
+        comparison.met = mine >= 0.97 and mine > max(others[1:])
+        comparisons.append(comparison)
+    return comparisons
+
+
+def ours(setting: Setting, batch: int, steps: int) -> float:
+    """Return images per second of this project, with TensorBoard, its log and checkpoints."""
+    run_dir = train(
+        setting,
+        f"--batch-size={batch}",
+        f"--max-steps={WARM_UP + steps}",
+        "--epochs=1000",
+        "--trackers=tensorboard",
+    )
+    logged = {line["step"]: line["time"] for line in lines(run_dir) if "train/loss" in line}
+    seconds = logged[WARM_UP + steps] - logged[WARM_UP]
+    return steps * batch * setting.ranks / seconds
