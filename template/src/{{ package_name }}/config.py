@@ -89,6 +89,8 @@ class Settings:
     """auto: cuda if there, then mps if alone, then cpu"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """auto: nccl on cuda, else gloo"""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
     world_size: Positive | None = None
     """number of ranks expected; any other is an error"""
     timeout: Positive = 600
