@@ -120,7 +120,8 @@ class Trainer:
                 self._summarize(bool(trackers))
             status = "preempted" if stopped else "finished"
         except BaseException as failure:
-            error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
+            error = f"{kind}{failure}".splitlines()[0]
             raise
         finally:
             self.report.close(status, error, self.step, self.checkpoints.best())
@@ -240,6 +241,7 @@ class Trainer:
         # First of all: a signal in a long validation then costs no more than the validation.
         self._save()
         loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
+        self._refuse_divergence("the validation loss is", loss)
         best = accuracy > self.best_accuracy
         self.best_accuracy = max(accuracy, self.best_accuracy)
         self.validated_step = self.step
@@ -255,12 +257,7 @@ class Trainer:
 
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
-        loss = readings["train/loss"]
-        if not math.isfinite(loss):
-            raise UsageError(
-                f"the training loss is {loss} at step {self.step}: lower lr, lengthen warmup, "
-                f"or set clip_norm; checkpoints are in {self.checkpoints.folder}"
-            )
+        self._refuse_divergence("the training loss is", readings["train/loss"])
         rate = {"train/lr": self.learning_rate()}
         self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
 
@@ -325,12 +322,10 @@ class Trainer:
         """Log what is about to happen."""
         s, world = self.settings, self.world
         log.info(
-            "%d rank(s) by %s on %s, device %s, backend %s",
-            world.size,
-            world.launcher,
+            "%s on %s, device %s",
+            f"{world.size} rank(s) by {world.launcher}" if world.backend else "one process",
             ", ".join(dict.fromkeys(world.hostnames)),
-            world.device,
-            world.backend,
+            f"{world.device}, backend {world.backend}" if world.backend else world.device,
         )
         log.info(
             "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d",
@@ -359,6 +354,14 @@ class Trainer:
     def _at_last_step(self) -> bool:
         return self.settings.max_steps is not None and self.step >= self.settings.max_steps
 
+    def _refuse_divergence(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            newest = self.checkpoints.latest() or "none had been saved yet"
+            raise UsageError(
+                f"{what} {value} at step {self.step}: lower lr, lengthen warmup, or set "
+                f"clip_norm; the last checkpoint from before: {newest}"
+            )
+
     def _save(self, best: bool = False) -> bool:
         """Save everything that a resumed run needs; every rank calls this.
 
@@ -366,7 +369,13 @@ class Trainer:
 
         Returns:
             Whether rank 0 could write it; other ranks do not know.
+
+        Raises:
+            UsageError: on every rank, if the network has diverged: the checkpoints from before are
+                worth more than this one.
         """
+        norm = nn.utils.get_total_norm(each.detach() for each in self.network.parameters())
+        self._refuse_divergence("the norm of all parameters is", norm.item())
         self.report.flush()
         meter = self.meter.total(self.world)
         if not self.world.is_main:
