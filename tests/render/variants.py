@@ -144,6 +144,7 @@ ALWAYS = (
     "README.md",
     "configs/train.yaml",
     "constraints.txt",
+    "docs/slurm.md",
     "logs/.gitkeep",
     "pyproject.toml",
     "scripts/lock.py",
@@ -178,6 +179,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
     }
+    if "multi_node" in a["launch_modes"]:
+        files |= {"docs/multi-node.md"}
     if a["requeue"]:
         files |= {"slurm/task_epilog.sh"}
     if a["comm_check"]:
@@ -214,9 +217,12 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"container/apptainer.def", "container/release.def", "slurm/build_image.sbatch"}
     if a["license"] != "none":
         files |= {"LICENSE"}
-    files |= {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}}.get(
-        a["ci"], set()
-    )
+    if a["ci"] == "github":
+        files |= {".github/workflows/ci.yml", ".github/workflows/template.yml"}
+    if a["ci"] == "gitlab":
+        files |= {".gitlab-ci.yml"}
+    if a["ci"] != "none":
+        files |= {"scripts/template.sh"}
     return files
 
 

@@ -4,7 +4,6 @@ The histories are real: a repository with two tagged releases of the template, a
 commits of its own.
 """
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,41 +11,19 @@ from typing import Any
 import copier
 import pytest
 import yaml
+from histories import commit, contents, git, render, replace
 from renderer import copy_template
 from variants import pairwise_variants
 
-ANSWERS = {"package_name": "demo", "partition": "gpu"}
+ANSWERS = {"package_name": "demo", "partition": "gpu", "modules": "cuda/12.4"}
 # Copier's own record, what is the user's from the first day on, and a file that stayed as it was.
 UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt", "model.py")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return what it prints."""
-    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout
-
-
-def commit(folder: Path, message: str) -> None:
-    """Commit everything in a folder."""
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", message)
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    """Replace a text that occurs once in a file."""
-    text = path.read_text()
-    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path}"
-    path.write_text(text.replace(old, new))
 
 
 @pytest.fixture(scope="session")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this template: v1.0.0 is an earlier state, v2.0.0 the present one."""
     folder = copy_template(tmp_path_factory.mktemp("releases") / "template")
-    git(folder, "init", "--quiet", "--initial-branch=main")
     package = folder / "template" / "src" / "{{ package_name }}"
     present = {path: path.read_bytes() for path in folder.rglob("template/**/*") if path.is_file()}
 
@@ -60,29 +37,18 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with path.open("a") as file:
                 file.write("\n# The end of an earlier version\n")
     (package / "obsolete.py").write_text('"""Gone in the next release."""\n')
-    commit(folder, "The earlier state")
-    git(folder, "tag", "v1.0.0")
+    commit(folder, "The earlier state", tag="v1.0.0")
 
     for path, content in present.items():
         path.write_bytes(content)
     (package / "obsolete.py").unlink()
-    commit(folder, "The present state")
-    git(folder, "tag", "v2.0.0")
-    return folder
-
-
-def render(releases: Path, folder: Path, answers: Mapping[str, Any], release: str) -> Path:
-    """Render a release to a folder; return the folder."""
-    copier.run_copy(
-        str(releases), folder, data=dict(answers), defaults=True, vcs_ref=release, quiet=True
-    )
+    commit(folder, "The present state", tag="v2.0.0")
     return folder
 
 
 def start(releases: Path, folder: Path, answers: Mapping[str, Any]) -> Path:
     """Return a project of the earlier release, committed."""
     render(releases, folder, answers, "v1.0.0")
-    git(folder, "init", "--quiet", "--initial-branch=main")
     commit(folder, "From the template")
     return folder
 
@@ -97,15 +63,6 @@ def update(project: Path, **answers: object) -> dict[str, str]:
 def project(releases: Path, tmp_path: Path) -> Path:
     """A project of the earlier release, committed."""
     return start(releases, tmp_path / "project", ANSWERS)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Return all files of a project but git's, by path."""
-    return {
-        str(path.relative_to(folder)): path.read_text()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and ".git" not in path.relative_to(folder).parts
-    }
 
 
 VARIANTS = pairwise_variants()
@@ -143,17 +100,20 @@ def test_answers_change_and_change_back(
 
 
 def test_edits_are_kept(project: Path) -> None:
-    """A network of their own, a flag in a batch script, a setting, a text, a file and one less."""
+    """A network, a script's flag and module, a setting, a text; a file deleted and one renamed."""
     package = project / "src" / "demo"
     model = '"""Our network."""\n\nfrom torch import nn\n\n\ndef build() -> nn.Module: ...\n'
     (package / "model.py").write_text(model)
     replace(package / "data.py", "MEAN, DEVIATION = 33.3, 78.6", "MEAN, DEVIATION = 0.0, 255.0")
     script = project / "slurm" / "train_multi_node.sbatch"
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
+    replace(script, "load_module cuda/12.4\n", "load_module cuda/12.9\nload_module nccl/2.27\n")
     replace(project / "configs" / "train.yaml", "epochs: 1\n", "epochs: 90\n")
     (project / "slurm" / "site.sh").write_text("export NCCL_SOCKET_IFNAME=ib0\n")
     replace(project / "README.md", "## 2. Train here\n", "Our results.\n\n## 2. Train here\n")
     (package / "mnist.py").unlink()
+    cpu = project / "slurm" / "train_cpu.sbatch"
+    cpu.rename(cpu.with_name("laptop.sbatch"))
     commit(project, "Our own work")
     edited = contents(project)
 
@@ -168,6 +128,8 @@ def test_edits_are_kept(project: Path) -> None:
         assert updated[name].rstrip() == kept.rstrip()
     assert updated["slurm/site.sh"] == edited["slurm/site.sh"]
     assert "src/demo/mnist.py" not in updated, "a deleted file stays deleted"
+    assert "slurm/train_cpu.sbatch" not in updated, "and a renamed one does not come back"
+    assert updated["slurm/laptop.sbatch"] == edited["slurm/laptop.sbatch"]
     assert "src/demo/schedule.py" in updated
     assert "src/demo/obsolete.py" not in updated
     assert yaml.safe_load(updated[".copier-answers.yml"])["_commit"] == "v2.0.0"

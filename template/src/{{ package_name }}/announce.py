@@ -13,14 +13,13 @@ log = logging.getLogger(__name__)
 
 def announce(settings: Settings, world: World, samples: int | None, samples_per_step: int) -> None:
     """Log what is about to happen; the number of training samples may be unknown."""
+    several = f", backend {world.backend}, strategy {settings.strategy}" if world.backend else ""
     log.info(
-        "%d rank(s) by %s on %s, device %s, backend %s, strategy %s",
-        world.size,
-        world.launcher,
+        "%s on %s, device %s%s",
+        f"{world.size} rank(s) by {world.launcher}" if world.backend else "one process",
         ", ".join(dict.fromkeys(world.hostnames)),
         world.device,
-        world.backend,
-        settings.strategy,
+        several,
     )
     log.info(
         "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d",

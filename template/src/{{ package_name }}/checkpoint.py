@@ -92,16 +92,24 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """Return the newest checkpoint that can be read; say which can't."""
         # By name, not by `latest`: it may name a file that has been damaged since.
-        for path in sorted(self.folder.glob("step-*.pt"), reverse=True):
+        found = sorted(self.folder.glob("step-*.pt"), reverse=True)
+        for path in found:
             fault = find_fault(path)
             if not fault:
                 return path
             log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
+        if found:
+            log.warning("no checkpoint in %s can be read: starting from step 0", self.folder)
         return None
 
     def best(self) -> Path | None:
         """Return the best checkpoint by validation accuracy, None before the first validation."""
         name = self._named("best")
+        return self.folder / name if name else None
+
+    def latest(self) -> Path | None:
+        """Return the checkpoint that was saved last, None before the first."""
+        name = self._named("latest")
         return self.folder / name if name else None
 
     def _named(self, pointer: str) -> str | None:

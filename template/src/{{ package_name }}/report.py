@@ -208,11 +208,11 @@ class Report:
             with suppress(OSError):
                 text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
                 self.trackers.log("text", "log", text, step)
-            self.heartbeat.end(status, error)
+            self.heartbeat.end(status, error, step)
         self.trackers.finish(status, error)
         if self.active:
             if self.trackers.failed:
-                self.heartbeat.end(status, error, self.trackers.failed)
+                self.heartbeat.end(status, error, step, self.trackers.failed)
             self.lines.close()
             logging.getLogger().removeHandler(self.log)
 

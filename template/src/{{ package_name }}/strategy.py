@@ -116,3 +116,8 @@ def gradient_norm(network: nn.Module, limit: float | None) -> Tensor:
     if limit:
         nn.utils.clip_grads_with_norm_(network.parameters(), limit, norm)
     return norm
+
+
+def parameter_norm(network: nn.Module) -> Tensor:
+    """Return the norm of all parameters, all ranks' parts together; every rank must call this."""
+    return whole(nn.utils.get_total_norm(each.detach() for each in network.parameters()))

@@ -36,7 +36,7 @@ from .saving import Saver
 from .schedule import lr_factor, peak_lr
 from .seeding import seed_torch
 from .sharding import TrainBatches, evaluation_batches
-from .strategy import distribute, gradient_norm, gradients_stay_here
+from .strategy import distribute, gradient_norm, gradients_stay_here, parameter_norm
 from .tracking import Status, select
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ class Trainer:
                     self._summarize(bool(trackers))
             status = "preempted" if stopped else "finished"
         except BaseException as failure:
-            error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
+            error = f"{kind}{failure}".splitlines()[0]
             raise
         finally:
             self.report.close(status, error, self.step, self.checkpoints.best())
@@ -243,6 +244,7 @@ class Trainer:
         # First of all: a signal in a long validation then costs no more than the validation.
         self._save()
         loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
+        self._refuse_divergence("the validation loss is", loss)
         best = accuracy > self.best_accuracy
         self.best_accuracy = max(accuracy, self.best_accuracy)
         self.validated_step = self.step
@@ -258,12 +260,7 @@ class Trainer:
 
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
-        loss = readings["train/loss"]
-        if not math.isfinite(loss):
-            raise UsageError(
-                f"the training loss is {loss} at step {self.step}: lower lr, lengthen warmup, "
-                f"or set clip_norm; checkpoints are in {self.checkpoints.folder}"
-            )
+        self._refuse_divergence("the training loss is", readings["train/loss"])
         rate = {"train/lr": self.learning_rate()}
         self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
 
@@ -340,11 +337,26 @@ class Trainer:
     def _at_last_step(self) -> bool:
         return self.settings.max_steps is not None and self.step >= self.settings.max_steps
 
+    def _refuse_divergence(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            self.saver.wait()
+            newest = self.checkpoints.latest() or "none had been saved yet"
+            raise UsageError(
+                f"{what} {value} at step {self.step}: lower lr, lengthen warmup, or set "
+                f"clip_norm; the last checkpoint from before: {newest}"
+            )
+
     def _save(self, best: bool = False) -> None:
         """Save everything that a resumed run needs; every rank calls this.
 
         Random generators are not in it: they are seeded with each step's number.
+
+        Raises:
+            UsageError: on every rank, if the network has diverged: the checkpoints from before are
+                worth more than this one.
         """
+        norm = parameter_norm(self.network).item()
+        self._refuse_divergence("the norm of all parameters is", norm)
         state: dict[str, Any] = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -1,0 +1,10 @@
+"""An option for the one who makes a release."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --note-release."""
+    parser.addoption(
+        "--note-release", action="store_true", help="add the names of today to released.txt"
+    )

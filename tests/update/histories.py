@@ -1,0 +1,51 @@
+"""Real histories for the tests of updates: releases of the template, and projects with commits."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import copier
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder and return what it prints."""
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def commit(folder: Path, message: str, tag: str = "") -> None:
+    """Commit everything in a folder, which becomes a repository if it is none; tag it if asked."""
+    if not (folder / ".git").exists():
+        git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+    if tag:
+        git(folder, "tag", tag)
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """Replace a text that occurs once in a file."""
+    text = path.read_text()
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path}"
+    path.write_text(text.replace(old, new))
+
+
+def render(template: Path, folder: Path, answers: Mapping[str, Any], release: str) -> Path:
+    """Render a release to a folder; return the folder."""
+    copier.run_copy(
+        str(template), folder, data=dict(answers), defaults=True, vcs_ref=release, quiet=True
+    )
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return all files of a project but git's, by path."""
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".git" not in path.relative_to(folder).parts
+    }

@@ -1,0 +1,196 @@
+"""What a release renames or removes is carried on: no answer is lost, and no edit."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from histories import commit, contents, git, render
+from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, copy_template
+
+RELEASED = Path(__file__).with_name("released.txt")
+PACKAGE = Path("template/src/{{ package_name }}")
+
+
+# -- names that projects rely on ------------------------------------------------------------------
+
+
+def names_of_today() -> set[str]:
+    """Return `question`, `question: choice` and `path` for all that this version has."""
+    names = set()
+    for name, question in QUESTIONS.items():
+        if question.get("when") is False:
+            continue
+        names.add(name)
+        choices = question.get("choices", [])
+        for choice in choices.values() if isinstance(choices, dict) else choices:
+            names.add(f"{name}: {choice['value'] if isinstance(choice, dict) else choice}")
+    for path in (TEMPLATE / "template").rglob("*"):
+        if path.is_file() and not {"__pycache__", ".ruff_cache"} & set(path.parts):
+            shown = f"/{path.relative_to(TEMPLATE / 'template')}".removesuffix(".jinja")
+            shown = shown.replace("{{ _copier_conf.answers_file }}", ".copier-answers.yml")
+            names.add(shown.replace("{{ package_name }}", "*"))
+    return names
+
+
+def carried_on() -> set[str]:
+    """Return the names of earlier versions that an update takes care of."""
+    names = set()
+    for question in QUESTIONS.values():
+        names.update(re.findall(r"(\w+) \| default\(", str(question.get("default", ""))))
+    for migration in QUESTIONNAIRE["_migrations"]:
+        _, script, _, *arguments = migration["command"]
+        if script.endswith("keep_edited.py"):
+            names.update(f"/{pattern}" for pattern in arguments)
+        if script.endswith("change_answer.py"):
+            question, old, _ = arguments
+            names.add(f"{question}: {old}")
+    return names
+
+
+def test_no_released_name_is_forgotten(pytestconfig: pytest.Config) -> None:
+    text = RELEASED.read_text("utf-8")
+    comment = [line for line in text.splitlines() if line.startswith("#")]
+    released = set(text.splitlines()) - set(comment)
+    if pytestconfig.getoption("note_release"):
+        released |= names_of_today()
+        RELEASED.write_text("\n".join([*comment, *sorted(released), ""]), "utf-8")
+    forgotten = released - names_of_today() - carried_on()
+    assert not forgotten, 'docs/architecture.md, "A rename", says what these need'
+
+
+def test_migrations_run_at_their_version_only() -> None:
+    for migration in QUESTIONNAIRE["_migrations"]:
+        assert re.fullmatch(r"v\d+\.\d+\.\d+", migration["version"])
+        script = migration["command"][1].removeprefix("{{ _copier_conf.src_path }}/")
+        assert (TEMPLATE / script).is_file()
+
+
+# -- from before version 1.0.0 --------------------------------------------------------------------
+
+
+def copier(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Copier as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "copier", *arguments], cwd=project, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    """A copy of this template, which is no repository yet."""
+    return copy_template(tmp_path / "template")
+
+
+def start(template: Path, folder: Path, **answers: object) -> Path:
+    """Return a project of the template's last commit, committed."""
+    render(template, folder, {"package_name": "demo", **answers}, "HEAD")
+    commit(folder, "From the template")
+    return folder
+
+
+@pytest.fixture
+def early(template: Path, tmp_path: Path) -> Path:
+    """A project from before version 1.0.0, when two packages were modules."""
+    for name in ("check_comm", "sweep"):
+        (template / PACKAGE / f"{name}.py").write_text(f'"""{name}, in one module."""\n')
+    commit(template, "Before the first release")
+    project = start(template, tmp_path / "project")
+    for name in ("check_comm", "sweep"):
+        (template / PACKAGE / f"{name}.py").unlink()
+    commit(template, "The first release", tag="v1.0.0")
+    return project
+
+
+def test_edited_modules_that_left_are_kept(template: Path, early: Path, tmp_path: Path) -> None:
+    ours = '"""check_comm, in one module; with a look at our switch."""\n'
+    (early / "src/demo/check_comm.py").write_text(ours)
+    commit(early, "Our switch")
+    done = copier(early, "update", "--defaults", "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "src/demo/check_comm.py, which you edited" in done.stderr
+    fresh = contents(render(template, tmp_path / "fresh", {"package_name": "demo"}, "v1.0.0"))
+    assert contents(early) == fresh | {"src/demo/check_comm.py.old": ours}
+    assert "?? src/demo/check_comm.py.old" in git(early, "status", "--porcelain")
+
+
+def test_a_file_is_in_the_way(early: Path) -> None:
+    (early / "src/demo/sweep.py").write_text("ours = True\n")
+    (early / "src/demo/sweep.py.old").write_text("ours = False\n")
+    commit(early, "Our sweep")
+    done = copier(early, "update", "--defaults", "--trust")
+    assert done.returncode != 0
+    assert "error: src/demo/sweep.py.old is in the way" in done.stderr
+    assert not git(early, "status", "--porcelain")
+
+
+def test_nothing_happens_without_trust(early: Path) -> None:
+    done = copier(early, "update", "--defaults")
+    assert done.returncode == 4
+    assert "migrations" in done.stderr
+    assert not git(early, "status", "--porcelain")
+
+
+# -- what a later release will do -----------------------------------------------------------------
+
+
+def test_a_renamed_question_reads_the_old_answer(template: Path, tmp_path: Path) -> None:
+    """By its default, as docs/architecture.md says: no migration, no trust."""
+    questionnaire = template / "copier.yml"
+    present = questionnaire.read_text()
+    for path in (questionnaire, *template.rglob("*.jinja")):
+        path.write_text(re.sub(r"\bqos\b(?!=)", "service", path.read_text()))
+    commit(template, "An earlier name", tag="v1.1.0")
+    project = start(template, tmp_path / "project", service="night")
+    question = present.index("\nqos:")
+    default = present.index('default: ""', question)
+    assert default < present.index("\nconstraint:", question)
+    reading = "default: \"{{ service | default('') }}\""
+    questionnaire.write_text(present[:default] + reading + present[default + len('default: ""') :])
+    for name in ("hooks", "template"):
+        for path in (TEMPLATE / name).rglob("*.jinja"):
+            (template / path.relative_to(TEMPLATE)).write_bytes(path.read_bytes())
+    commit(template, "Today's name", tag="v2.0.0")
+    done = copier(project, "update", "--defaults")
+    assert done.returncode == 0, done.stderr
+    answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    assert answers["qos"] == "night" and "service" not in answers
+    assert "#SBATCH --qos=night" in (project / "slurm/train_cpu.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "old", "new"),
+    [
+        ("sweep", "optuna", "bayes", "optuna"),
+        ("launch_modes", ["cpu", "single_node"], "gpu", "single_node"),
+    ],
+)
+def test_a_renamed_choice_stays_chosen(
+    template: Path, tmp_path: Path, question: str, answer: object, old: str, new: str
+) -> None:
+    # A template of nothing but the question, since choices decide about so many files.
+    (template / "template").rename(template / "unused")
+    (template / "template").mkdir()
+    answers_file = "template/{{ _copier_conf.answers_file }}.jinja"
+    (template / answers_file).write_text("{{ _copier_answers | to_nice_yaml }}")
+    kept = {key: QUESTIONS[question][key] for key in ("type", "choices")}
+    questionnaire = {"_subdirectory": "template", question: kept | {"multiselect": old == "gpu"}}
+    renamed = yaml.safe_dump(questionnaire)
+    assert renamed.count(f": {new}\n") == 1
+    (template / "copier.yml").write_text(renamed.replace(f": {new}\n", f": {old}\n"))
+    commit(template, "An earlier name", tag="v1.1.0")
+    chosen = [old if each == new else each for each in answer] if isinstance(answer, list) else old
+    project = start(template, tmp_path / "project", **{question: chosen})
+    migration = QUESTIONNAIRE["_migrations"][0] | {"version": "v2.0.0"}
+    python, _, answers_file, *_ = migration["command"]
+    script = "{{ _copier_conf.src_path }}/hooks/migrations/change_answer.py"
+    migration["command"] = [python, script, answers_file, question, old, new]
+    (template / "copier.yml").write_text(
+        yaml.safe_dump(questionnaire | {"_migrations": [migration]})
+    )
+    commit(template, "Today's name", tag="v2.0.0")
+    done = copier(project, "update", "--defaults", "--trust")
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((project / ".copier-answers.yml").read_text())[question] == answer
