@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 (PACKAGE,) = (path.parent.name for path in (ROOT / "src").glob("*/__main__.py"))
-# Enough to see that all works, in seconds and without any file.
-QUICK = ["--dataset=synthetic", "--device=cpu", "--max-steps=40", "--checkpoint-every=10"]
+# Enough to see that all works, in seconds, without any file and without a trace in your trackers.
+QUICK = ["--dataset=synthetic", "--device=cpu", "--trackers=none"]
+QUICK += ["--max-steps=40", "--checkpoint-every=10"]
 
 
 @pytest.fixture

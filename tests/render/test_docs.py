@@ -1,13 +1,192 @@
-"""The pages in docs/ say what the template does."""
+"""The pages say what the template does: they are made of it, or name only what is there."""
 
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from pathlib import PurePosixPath
+
+import pages
 import pytest
 from questions import page
 from renderer import TEMPLATE, Renderer
+from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
+
+# The pages that projects carry are shown in docs/ as this one has them.
+SHOWN_PAGES = ("slurm.md", "multi-node.md")
+SHOWN: Answers = {"setup": "full", "package_name": "demo"}
+NOTE = """
+> Each project has this page in the terms of its own answers. Here it is that of a project called
+> `demo`, with all launch modes, srun, venv and otherwise default answers.
+"""
+
+# The page on Slurm is run line by line.
+ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm("
+# Which file runs a command in the tests, and which text in it shows that.
+UPDATES = {
+    "git *": "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates(",
+    "copier *update*": "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates(",
+    "make setup test": "tests/run/test_setup.py::made(newcomer, *setup)",
+    "pip* install copier": "scripts/demo.sh::pip install --quiet 'copier",
+}
+# In this repository:
+OURS = {
+    **UPDATES,
+    "make demo": "tests/run/test_docs.py::def test_the_demo(",
+    "make test": ".ci/run::make test",
+    ".venv/bin/python -m pytest tests/render -k license": ".ci/run::make test",
+    "copier copy <address of this repository> my-project": (
+        "tests/render/test_copier.py::def test_a_tagged_repository_is_copied_without_trust("
+    ),
+    "python3 probe_cluster.py cluster.yml": "tests/slurm/test_probe.py::def probed(",
+    "copier copy --data-file cluster.yml *": "tests/slurm/test_probe.py::--data-file=cluster.yml",
+    "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
+    "make train ARGS=*": "tests/run/test_docs.py::def test_another_model_and_dataset_train(",
+}
+# In a project:
+THEIRS = {
+    **UPDATES,
+    "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
+    "make test": 'tests/run/test_setup.py::made(newcomer, "test")',
+    "make train ARGS=*": 'tests/run/test_setup.py::made(newcomer, "train"',
+    "make train": "scripts/demo.sh::train ARGS=",
+    "make image": "tests/slurm/test_container.py::slurm/build_image.sbatch",
+    "module load *": "tests/slurm/test_modules.py::def test_a_training_has_the_modules(",
+    "sbatch slurm/train_*": "tests/slurm/test_submit.py::def test_every_launch_mode_trains(",
+    "sbatch --time=30 slurm/*": "tests/slurm/test_stops.py::def test_the_time_limit_nears(",
+    "sbatch slurm/doctor.sbatch": "tests/slurm/test_checks.py::def test_the_nodes_of_a_job_agree(",
+    "sbatch slurm/check_comm.sbatch*": "tests/slurm/test_checks.py::def test_a_slow_link_stands_",
+    "srun --nodes=2 --ntasks=2 --label ip -br address": ON_SLURM,
+    "python -m demo plot *": "tests/slurm/test_docs.py::def test_the_picture_of_a_run(",
+    "python -m tensorboard.main *": "tests/slurm/test_monitor.py::on_every_page(",
+    "aim up *": "tests/slurm/test_monitor.py::on_every_page(",
+    "mlflow server *": 'tests/run/test_mlflow.py::"mlflow", "server"',
+    "python -m demo monitor start": "tests/slurm/test_monitor.py::on_every_page(",
+    "python -m demo monitor start mlflow *": "tests/slurm/test_monitor.py::--listen=node",
+    "python -m demo monitor start aim-server": 'tests/slurm/test_monitor.py::"aim-server"',
+    "export *": "tests/slurm/test_site.py::def test_facts_of_the_site_reach_every_rank(",
+    "module use *": "tests/slurm/test_modules.py::def test_modules_come_from_where_the_site_says(",
+}
+# What users or commands make.
+MADE = {"slurm/site.sh", "container/image.sif", "container/release.sif"}
+
+
+@pytest.mark.parametrize("name", SHOWN_PAGES)
+def test_a_page_of_projects_is_shown_as_a_project_has_it(
+    render: Renderer, pytestconfig: pytest.Config, name: str
+) -> None:
+    title, rest = render(SHOWN)[f"docs/{name}"].split("\n", 1)
+    golden(pytestconfig, name, f"{title}\n{NOTE}{rest}")
 
 
 def test_the_page_of_questions_is_current(render: Renderer, pytestconfig: pytest.Config) -> None:
-    file = TEMPLATE / "docs" / "questions.md"
-    text = page(render)
-    if pytestconfig.getoption("update_golden"):
+    golden(pytestconfig, "questions.md", page(render))
+
+
+def golden(config: pytest.Config, name: str, text: str) -> None:
+    """Compare a text with a page in docs/, or write it there if that is asked for."""
+    file = TEMPLATE / "docs" / name
+    if config.getoption("update_golden"):
         file.write_text(text, "utf-8")
     assert text == file.read_text("utf-8"), "pytest tests/render/test_docs.py --update-golden"
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, str]:
+    """The pages of this repository, by path."""
+    paths = [*TEMPLATE.glob("*.md"), *TEMPLATE.glob("docs/*.md")]
+    return {str(path.relative_to(TEMPLATE)): path.read_text("utf-8") for path in paths}
+
+
+@pytest.fixture(scope="module")
+def theirs(render: Renderer) -> list[dict[str, str]]:
+    """The files of projects, with pages of all kinds."""
+    variants: list[Answers] = [{"launch_modes": modes} for modes in subsets(MODES, least=1)]
+    variants += [{"trackers": list(TRACKERS), "monitoring_servers": list(SERVERS)}]
+    variants += pairwise_variants()
+    return [render({**answers, "package_name": "demo"}) for answers in variants]
+
+
+def test_every_command_is_run_or_says_what_it_needs(
+    ours: dict[str, str], theirs: list[dict[str, str]]
+) -> None:
+    untested, used = {}, set()
+    for path, text in ours.items():
+        if path.removeprefix("docs/") not in SHOWN_PAGES:
+            untested |= {line: path for line in unmapped(text, OURS, used)}
+    for project in theirs:
+        run = {command.line for command in pages.commands(project["docs/slurm.md"])}
+        for path, text in project.items():
+            if path.endswith(".md") and path != "docs/slurm.md":
+                found = unmapped(text, THEIRS, used)
+                untested |= {line: path for line in found if line not in run}
+    assert not untested, "run these in a test, or say (needs ...) in their comments"
+    unused = {*OURS, *THEIRS} - used
+    assert not unused, "nothing like this is in a page any more"
+
+
+def unmapped(text: str, tests: Mapping[str, str], used: set[str]) -> Iterator[str]:
+    """Yield the commands of a page that no test runs, and that need nothing special."""
+    for command in pages.commands(text):
+        line = re.sub(r"^\.(venv|conda)/bin/(?!python -m pytest)", "", command.line)
+        patterns = [pattern for pattern in tests if fnmatchcase(line, pattern)]
+        used.update(patterns)
+        if not patterns and not command.needs:
+            yield command.line
+
+
+@pytest.mark.parametrize("test", sorted({*OURS.values(), *THEIRS.values(), ON_SLURM}))
+def test_the_test_that_runs_a_command_is_there(test: str) -> None:
+    path, _, words = test.partition("::")
+    assert words in (TEMPLATE / path).read_text("utf-8")
+
+
+def test_links_of_this_repository_lead_somewhere(ours: dict[str, str]) -> None:
+    def lookup(path: str) -> str | None:
+        file = TEMPLATE / path
+        if path.endswith(".md") and file.is_file():
+            return file.read_text("utf-8")
+        return "" if file.exists() else None
+
+    for path, text in ours.items():
+        assert not list(broken(path, text, lookup)), path
+
+
+def test_pages_of_a_project_name_only_what_it_has(theirs: list[dict[str, str]]) -> None:
+    """Links, make targets, files, and commands of the package."""
+    for project in theirs:
+        targets = set(re.findall(r"^([a-z-]+):", project["Makefile"], re.MULTILINE))
+        for path, text in project.items():
+            if not path.endswith(".md"):
+                continue
+            assert not list(broken(path, text, project.get)), path
+            commands = [command.line for command in pages.commands(text)]
+            for words in (*commands, *re.findall(r"`([^`\n]+)`", text)):
+                if words.startswith("make "):
+                    named = takewhile(re.compile(r"[a-z-]+$").match, words.split()[1:])
+                    assert targets.issuperset(named), (path, words)
+                for file in re.findall(r"(?:slurm|configs|container|tests)/[\w./-]+\.\w+", words):
+                    assert file in project or file in MADE, (path, words)
+                for name in re.findall(r"-m demo ([a-z-]+)", words):
+                    module = name.replace("-", "_").replace("download", "data")
+                    there = {f"src/demo/{module}.py", f"src/demo/{module}/__init__.py"}
+                    assert there & project.keys(), (path, words)
+
+
+def broken(path: str, text: str, lookup: Callable[[str], str | None]) -> Iterator[str]:
+    """Yield the links of a page that lead nowhere.
+
+    Args:
+        lookup: returns the text of a path, None where there is none.
+    """
+    for link in pages.links(text):
+        name, _, anchor = link.partition("#")
+        target = lookup(resolved(path, name)) if name else text
+        if target is None or (anchor and anchor not in pages.anchors(target)):
+            yield link
+
+
+def resolved(page: str, link: str) -> str:
+    """Return the path that a link of a page means."""
+    return posixpath.normpath(PurePosixPath(page).parent / link)

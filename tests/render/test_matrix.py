@@ -22,7 +22,7 @@ from variants import (
 
 # What Jinja or a hand in a hurry leaves behind. Apptainer's and GitHub's own braces may stay.
 LEFTOVERS = re.compile(r"\{%|%\}|\{=#|#=\}|\{\{|\}\}|[ \t]+$|\n\n\n\n|\Z(?<!\n)", re.MULTILINE)
-OWN_BRACES = re.compile(r"\$\{\{ [\w.]+ \}\}|\{\{ [A-Z_]+ \}\}")
+OWN_BRACES = re.compile(r"\$\{\{ [\w. |]+ \}\}|\{\{ [A-Z_]+ \}\}")
 
 MATRICES = {
     "launch": launch_variants,

@@ -144,6 +144,7 @@ ALWAYS = (
     "README.md",
     "configs/train.yaml",
     "constraints.txt",
+    "docs/slurm.md",
     "logs/.gitkeep",
     "pyproject.toml",
     "scripts/lock.py",
@@ -157,9 +158,10 @@ ALWAYS = (
     "tests/test_yours.py",
 )
 CORE = (
-    "__init__ __main__ checkpoint config curves data distributed errors evaluation figures files "
-    "heartbeat launcher metrics mnist model plot preemption provenance recording report runs "
-    "schedule seeding sharding slurm system torchrun train workers tracking/__init__ "
+    "__init__ __main__ announce checkpoint config curves data distributed errors evaluation "
+    "figures files heartbeat launcher metrics mnist model parts plot preemption provenance "
+    "recording report runs saving schedule seeding shard_files sharding slurm strategy system "
+    "torchrun train workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
     "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
     "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
@@ -177,6 +179,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
     }
+    if "multi_node" in a["launch_modes"]:
+        files |= {"docs/multi-node.md"}
     if a["requeue"]:
         files |= {"slurm/task_epilog.sh"}
     if a["comm_check"]:
@@ -213,9 +217,12 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"container/apptainer.def", "container/release.def", "slurm/build_image.sbatch"}
     if a["license"] != "none":
         files |= {"LICENSE"}
-    files |= {"github": {".github/workflows/ci.yml"}, "gitlab": {".gitlab-ci.yml"}}.get(
-        a["ci"], set()
-    )
+    if a["ci"] == "github":
+        files |= {".github/workflows/ci.yml", ".github/workflows/template.yml"}
+    if a["ci"] == "gitlab":
+        files |= {".gitlab-ci.yml"}
+    if a["ci"] != "none":
+        files |= {"scripts/template.sh"}
     return files
 
 

@@ -1,11 +1,15 @@
 """A mistake is one clear line and a non-zero exit, and leaves nothing half-written."""
 
+import json
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Launch, spawn, srun, tasks
+from .conftest import QUICK, Launch, clean_environment, spawn, srun, tasks
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,8 @@ from .conftest import QUICK, Launch, spawn, srun, tasks
         (["--trackers", "tensorbord"], "this project has tensorboard"),
         (["--run-dir=/proc/nothing"], "can't write to the run folder /proc/nothing"),
         (["--config=nowhere.yaml"], "can't read the settings in nowhere.yaml"),
+        (["--experiment=a/b"], "experiment is 'a/b': it is the name of one folder"),
+        (["--experiment=.."], "experiment is '..': it is the name of one folder"),
     ],
 )
 def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str) -> None:
@@ -77,7 +83,7 @@ def test_two_trainings_in_one_run_folder(project: Path, tmp_path: Path) -> None:
 def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:
     for command, code, message in (
         (["train", "--epoch=3"], 2, "--epoch"),
-        (["trian"], 1, "unknown command 'trian'"),
+        (["trian"], 1, "unknown command 'trian'; did you mean 'train'?"),
         ([], 1, "usage:"),
     ):
         job = spawn(project, tmp_path / "run", [["demo", *command]], [{}]).wait()
@@ -85,11 +91,55 @@ def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:
         assert message in job.log and "Traceback" not in job.log
 
 
+def test_a_line_of_env_that_cannot_be_understood(project: Path, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("GOOD=1\nWANDB_API_KEY correct-horse\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "runs"],
+        cwd=tmp_path,
+        env=clean_environment(project),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: .env, line 2: expected NAME=value\n"
+
+
 def test_a_loss_that_is_no_number_ends_the_run(launch: Launch) -> None:
     job = launch(2, "--lr=1e30", "--warmup=0", "--log-every=10")
     assert job.codes == [1, 1]
     assert "the training loss is nan at step 10: lower lr" in job.log
     assert "Traceback" not in job.log
+
+
+# From the third step on, the loss is not a number.
+DIVERGES = """
+
+losses = []
+
+
+def loss(outputs, targets, label_smoothing=0.0, finite=loss):
+    losses.append(1)
+    return finite(outputs, targets, label_smoothing) * (float("nan") if len(losses) > 2 else 1)
+"""
+
+
+@pytest.mark.parametrize("every", ["--checkpoint-every=2", "--checkpoint-every=500"])
+def test_a_network_that_diverged_is_not_saved(project: Path, tmp_path: Path, every: str) -> None:
+    """Neither between two looks at the loss, nor at the end, where all looked well."""
+    diverging = tmp_path / "demo"
+    shutil.copytree(project, diverging)
+    with (diverging / "src/demo/model.py").open("a") as file:
+        file.write(DIVERGES)
+    job = srun(diverging, tmp_path / "run", 2, *QUICK, every).wait()
+    assert job.codes == [1, 1], job.log
+    assert "the norm of all parameters is nan at step" in job.log
+    assert "Traceback" not in job.log
+    kept = [path.name for path in job.run_dir.glob("checkpoints/step-*.pt")]
+    assert kept == (["step-00000002.pt"] if every == "--checkpoint-every=2" else [])
+    assert ("from before: none" in job.log) == (not kept)
+    state = json.loads((job.run_dir / "status.json").read_text())
+    assert state["status"] == "failed" and state["error"].startswith("the norm of all")
+    assert not (job.run_dir / "summary.json").exists()
 
 
 def test_a_checkpoint_of_another_network(project: Path, launch: Launch, tmp_path: Path) -> None:

@@ -1,19 +1,60 @@
-"""What the pages in docs/ tell to do is done, in a rendered project."""
+"""What README.md and docs/own-model.md tell to do is done."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from renderer import TEMPLATE
+from renderer import TEMPLATE, copy_template
 
 from .conftest import PATIENCE, clean_environment, srun
 
+# A Python whose environments borrow the tests' packages, pip among them, to save the downloads.
+PYTHON = """#!/bin/bash
+[[ "$1 $2" == "-m venv" ]] || exec {python} "$@"
+{python} -m venv --without-pip "$3" && ln -s {scripts}/copier "$3/bin/" &&
+    printf '%s\\n' {packages} >"$(echo "$3"/lib/python3*/site-packages)/borrowed.pth"
+"""
 BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    """`make demo`, on few digits."""
+    root = copy_template(tmp_path / "template")
+    shutil.copy(TEMPLATE / "Makefile", root)
+    shutil.copytree(TEMPLATE / "scripts", root / "scripts")
+    digits = tmp_path / "digits"
+    digits.mkdir()
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 5_640), ("t10k", 50)):
+        for kind, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
+            head = np.array([0x800 + len(shape), *shape], ">u4").tobytes()
+            values = draw.integers(0, 10, shape, np.uint8).tobytes()
+            (digits / f"{part}-{kind}-ubyte").write_bytes(head + values)
+    python = tmp_path / "python3"
+    packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    scripts = sysconfig.get_path("scripts")
+    facts = {"python": sys.executable, "packages": " ".join(packages), "scripts": scripts}
+    python.write_text(PYTHON.format(**facts))
+    python.chmod(0o755)
+    # The flags of a make that runs the tests would go before these variables.
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    done = subprocess.run(
+        ["make", "demo"],
+        cwd=root,
+        env={**env, "PYTHON3": str(python), "MNIST_DIR": str(digits)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(r"Test accuracy: .*ranks: 2, device: cpu, data: MNIST, from", done.stdout)
+    assert (root / ".demo/project/README.md").is_file()
 
 
 @pytest.fixture(scope="module")

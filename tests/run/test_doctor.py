@@ -158,6 +158,22 @@ def test_a_broken_package_is_named_and_the_rest_goes_on(place: Place, module: st
     assert lines(found, "run folder")[0].startswith("ok ")
 
 
+def test_a_package_that_lost_files_is_named(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a clean-up of old files on a scratch file system; pip takes it for installed."""
+    from demo.doctor.software import lost_files
+
+    (tmp_path / "clay").mkdir()
+    (tmp_path / "clay/kept.py").touch()
+    info = tmp_path / "clay-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: clay\nVersion: 1.0\n")
+    (info / "RECORD").write_text("clay/__init__.py,,\nclay/kept.py,,\nclay/deep/down.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert lost_files("clay") == ["clay/__init__.py"]
+
+
 def test_a_check_that_breaks_is_an_error_of_its_own(place: Place) -> None:
     place.edit("src/demo/data.py", r'    if settings.dataset == "mnist":', "    1 / 0\n\\g<0>")
     code, found = place.doctor(*QUIET)

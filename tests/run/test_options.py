@@ -92,11 +92,17 @@ def test_ranks_with_fewer_samples_count_for_less(linear_project: Path, tmp_path:
         assert losses == pytest.approx(outcomes[0], rel=1e-4)
 
 
-def test_an_uneven_stream_neither_hangs_nor_loses_samples(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "flags"), [(80, ()), (27, ("--strategy=fsdp", "--accumulate=3", "--lr=0.02"))]
+)
+def test_an_uneven_stream_neither_hangs_nor_loses_samples(
+    launch: Launch, steps: int, flags: tuple[str, ...]
+) -> None:
     """Fifteen shards on two ranks: one of them is done 1,000 samples before the other."""
-    job = launch(2, "--streaming", "--batch-size=100", "--max-steps=1000", "--log-every=1")
-    # Eight shards on one rank make 80 steps; the other has nothing left for the last ten.
-    assert job.summary["global_step"] == 80
+    common = ("--streaming", "--batch-size=100", "--max-steps=1000", "--log-every=1")
+    job = launch(2, *common, *flags)
+    # Eight shards on one rank make 80 batches; the other has nothing left for the last ten.
+    assert job.summary["global_step"] == steps
     assert job.summary["test_accuracy"] > 0.5
 
 

@@ -275,14 +275,18 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
     assert checkpoints.newest() == tmp_path / "step-00000001.pt"
 
 
-def test_a_stop_without_a_checkpoint_is_a_failure(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_stop_without_a_checkpoint_is_a_failure(
+    project: Path, tmp_path: Path, strategy: str
+) -> None:
     """Otherwise the job would come back to begin anew, again and again."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").touch()  # a file where a folder must be made
-    job = srun(project, tmp_path / "run", 2, *LONG)
+    job = srun(project, tmp_path / "run", 2, *LONG, f"--strategy={strategy}")
     job.wait_for_step(5)
     job.processes[0].send_signal(signal.SIGUSR2)
     assert job.wait().codes == [1, 1], job.log
+    assert job.log.count("could not write") == 1, "rank 0 alone says so"
     assert "but the checkpoint could not be written: make room" in job.log
     assert "Traceback" not in job.log
 

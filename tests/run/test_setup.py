@@ -175,6 +175,14 @@ def test_from_make_setup_to_a_trained_model(tmp_path: Path, torch: str) -> None:
     clash = make(newcomer, "setup", "TORCH=torch==2.12.0")
     assert clash.returncode != 0 and "constraint" in clash.stderr + clash.stdout
 
+    # pip alone would take it for complete.
+    (module,) = newcomer.glob(".venv/lib/python*/site-packages/yaml/__init__.py")
+    module.rename(module.with_suffix(".gone"))
+    damaged = refused(newcomer, *setup)
+    assert "yaml/__init__.py" in damaged and "begin again with 'make clean-env setup'" in damaged
+    assert "error: there is no module yaml" in make(newcomer, "train").stderr
+    module.with_suffix(".gone").rename(module)
+
     # An environment that was copied along would run the original folder's code.
     other = tmp_path / "other"
     shutil.copytree(newcomer, other, ignore=shutil.ignore_patterns(".venv", "data"))

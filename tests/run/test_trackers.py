@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from .conftest import Launch, clean_environment
+from .conftest import Launch, clean_environment, srun
 from .test_tensorboard import STEPS, tensorboard
 
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
@@ -214,8 +214,9 @@ def test_training_goes_on_without_a_tracker_that_fails_and_sync_makes_up_for_it(
     job = launch(1, *SHORT, "--trackers=tensorboard")
     assert job.summary["global_step"] == 200
     assert [line["step"] for line in job.metrics() if "train/loss" in line] == STEPS
-    assert job.log.count("Traceback") == 1
-    assert "tracker tensorboard could not start and is off; 'python -m demo sync " in job.log
+    assert "tracker tensorboard could not start and is off (FileExistsError: " in job.log
+    assert "'python -m demo sync " in job.log and "Traceback" not in job.log
+    assert "Traceback" in (job.run_dir / "tracker-errors.txt").read_text()
 
     still = command(project, "sync", str(job.run_dir))
     assert still.returncode == 1
@@ -232,6 +233,31 @@ def test_training_goes_on_without_a_tracker_that_fails_and_sync_makes_up_for_it(
     assert "tensorboard has it all" in command(project, "sync", str(tmp_path)).stderr
     events = tensorboard(blocker)
     assert [event.step for event in events.Scalars("train/loss")] == STEPS
+
+
+def test_sync_leaves_a_run_alone_that_trains(project: Path, tmp_path: Path) -> None:
+    job = srun(
+        project,
+        tmp_path / "run",
+        1,
+        *SHORT,
+        "--max-steps=100000",
+        "--epochs=999",
+        "--trackers=tensorboard",
+    )
+    try:
+        job.wait_for_step(20)
+        events = list((tmp_path / "run/tensorboard").iterdir())
+        done = command(project, "sync", str(tmp_path))
+        assert done.returncode == 0
+        assert "run trains right now, and sends by itself: sync it after its end" in done.stderr
+        assert list((tmp_path / "run/tensorboard").iterdir()) == events
+    finally:
+        job.kill()
+    # Killed, it can't say so itself.
+    assert (
+        "was killed; what it has so far is sent" in command(project, "sync", str(tmp_path)).stderr
+    )
 
 
 def test_check_trackers_tells_what_works(project: Path, tmp_path: Path) -> None:
@@ -290,7 +316,8 @@ def test_an_unknown_tracker_is_named_in_one_line(launch: Launch) -> None:
     job = launch(1, "--trackers=tensorbord")
     assert job.codes == [1]
     assert job.log.splitlines() == [
-        "error: unknown tracker 'tensorbord': this project has tensorboard, and 'none' silences all"
+        "error: unknown tracker 'tensorbord': this project has tensorboard; give names with spaces "
+        "between, or 'none' alone, for no tracker"
     ]
 
 

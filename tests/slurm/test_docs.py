@@ -1,31 +1,52 @@
-"""The commands of docs/slurm.md do what the page says, on a real cluster."""
+"""The commands of the pages on Slurm do what they say, on a real cluster, and a run is drawn."""
 
+import os
 import re
+from pathlib import Path
 
+import pages
+from PIL import Image
 from renderer import TEMPLATE
 
 from .conftest import MakeProject
 from .jobs import Job
 
+# The picture in this repository's README.md is this run:
+#     PICTURE=docs/run.png pytest tests/slurm -k picture
+PICTURE = os.environ.get("PICTURE")
+LONG = ("--dataset=synthetic", "--epochs=1000")
+
 
 def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
-    project = make_project(trackers=[], launch_modes=["cpu"])
-    text = (TEMPLATE / "docs/slurm.md").read_text("utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines()]
-    tested = [line for line in commands if "(not tested: " not in line]
-    assert len(tested) > 15
-    job, jobs, failed = "", [], {}
-    for command in tested:
-        line, _, _ = command.partition("  #")
-        line = line.replace("<package>", "demo").replace("JOBID", job)
-        if "demo runs" in line:
+    project = make_project(trackers=[])
+    commands = [
+        command.line
+        for name in ("slurm.md", "multi-node.md")
+        for command in pages.commands((project.root / "docs" / name).read_text("utf-8"))
+        if not command.needs
+    ]
+    # What needs GPUs, or takes long, is in other tests.
+    commands = [line for line in commands if not re.search(r"slurm/(doctor|check_comm)\b", line)]
+    assert len(commands) > 15
+    spy = project.root / ".venv/bin/py-spy"
+    spy.write_text('#!/bin/sh\nexec ps --no-headers --format args --pid "$3"\n')
+    spy.chmod(0o755)
+
+    job, jobs, said, failed = "", [], {}, {}
+    for line in commands:
+        if "py-spy dump" in line:
+            job = project.sbatch("slurm/train_cpu.sbatch", *LONG).id
+        if " runs" in line or "--overlap" in line:
             Job(project, job).wait_for_step(1)
+        shown = line.replace("JOBID", job)
         if line.startswith("tail -f"):
-            line = f"timeout 2 {line} || (($? == 124))"
-        done = project.cluster.run("bash", "-c", line, cwd=project.root, check=False)
+            shown = f"timeout 2 {shown} || (($? == 124))"
+        done = project.cluster.run("bash", "-c", shown, cwd=project.root, check=False, USER="root")
+        said[line] = done.stdout
         if done.returncode:
-            failed[line] = done.stdout + done.stderr
+            failed[shown] = done.stdout + done.stderr
+        if "py-spy dump" in line or "--dependency" in line:
+            project.cluster.run("scancel", job)  # enough of what it was for
         if submitted := re.search(r"Submitted batch job (\d+)", done.stdout):
             job = submitted[1]
             jobs.append(Job(project, job))
@@ -33,3 +54,34 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
     first, array, _, behind, later = jobs
     assert first.wait().state == later.wait().state == "CANCELLED"
     assert array.wait().state == behind.wait().state == "COMPLETED", behind.log
+    # The ranks of that job, not of another.
+    (ranks,) = (text.splitlines() for line, text in said.items() if "py-spy dump" in line)
+    assert len(ranks) == 2 and all("demo train" in rank and LONG[1] in rank for rank in ranks)
+    (addresses,) = (text for line, text in said.items() if "ip -br address" in line)
+    assert set(re.findall(r"^\d: eth0\S* +UP +(\S+)", addresses, re.M)) >= {"10.77.0.2/24"}
+
+
+def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_path: Path) -> None:
+    """A job is preempted, comes back and is drawn; its log is as README.md shows it."""
+    project = make_project(trackers=[])
+    picture = Path(PICTURE or tmp_path / "run.png").absolute()
+    length = "--epochs=2" if PICTURE else "--max-steps=400"
+    for name in ("uninterrupted", "preempted") if PICTURE else ("preempted",):
+        flags = (*digits, length, "--batch-size=64", "--log-every=10")
+        job = project.sbatch("slurm/train_cpu.sbatch", *flags)
+        if name == "preempted":
+            job.wait_for_step(50)
+            project.sbatch("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 1")
+        assert job.wait().state == "COMPLETED", job.log
+        job.run_dir.rename(project.root / "runs/demo" / name)
+    command = ".venv/bin/python -m demo plot runs/demo --x=time --metrics train/loss train/lr"
+    project.cluster.run(*command.split(), f"--output={picture}", cwd=project.root)
+    with Image.open(picture) as drawn:
+        drawn.convert("RGB").quantize(64).save(picture, optimize=True)
+
+    (excerpt,) = re.findall(r"```text\n(.*?)```", (TEMPLATE / "README.md").read_text("utf-8"), re.S)
+    for line in excerpt.splitlines():
+        like = re.sub(r"\d+", r"\\d+", re.escape(line))
+        # Slurm's own order may come before the script's.
+        like = like.replace("back\\ to", "(back to|Slurm has put the job back into)")
+        assert re.search(f"^{like}$", job.log, re.M), f"{line}\n{job.log}"

@@ -4,14 +4,15 @@ Commands import torch only once their flags are known to be right, so that `--he
 mistyped flag answer at once.
 """
 
+import difflib
+import io
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-
-from dotenv import dotenv_values
+from pathlib import Path
 
 from .errors import UsageError
 
@@ -119,6 +120,30 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 }
 
 
+def load_env() -> None:
+    """Take keys and addresses of trackers from .env; what the environment has already goes first.
+
+    Raises:
+        UsageError: a line of it can't be understood.
+    """
+    from dotenv.parser import parse_stream
+
+    try:
+        text = Path(".env").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read .env: {error}") from None
+    for binding in parse_stream(io.StringIO(text)):
+        if binding.error:
+            raise UsageError(f".env, line {binding.original.line}: expected NAME=value")
+    from dotenv import dotenv_values
+
+    for variable, value in dotenv_values(stream=io.StringIO(text)).items():
+        if value:
+            os.environ.setdefault(variable, value)
+
+
 def main() -> None:
     """Run the command that the first argument names.
 
@@ -138,19 +163,25 @@ def main() -> None:
         print(f"{usage}\n\n  COMMAND --help lists a command's flags")
         return
     if name not in available:
-        sys.exit(f"{usage}\n\nerror: unknown command '{name}'" if name else usage)
+        near = difflib.get_close_matches(name, available, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    # Keys and addresses of trackers; what the environment has already goes first.
-    for variable, value in dotenv_values(".env").items():
-        if value:
-            os.environ.setdefault(variable, value)
     try:
+        load_env()
         sys.exit(available[name](argv))
     except Exception as error:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough
         if isinstance(error, UsageError):
             print(f"error: {error}", file=sys.stderr)
+        elif isinstance(error, ModuleNotFoundError) and not error.name.startswith(__package__):
+            print(
+                f"error: there is no module {error.name}: if it is of this project's environment, "
+                "'make setup' completes that; where this does not help, 'make clean-env setup' "
+                "makes it anew",
+                file=sys.stderr,
+            )
         else:
             traceback.print_exc()
         sys.stdout.flush()

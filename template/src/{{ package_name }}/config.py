@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -89,6 +90,8 @@ class Settings:
     """auto: cuda if there, then mps if alone, then cpu"""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """auto: nccl on cuda, else gloo"""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
     world_size: Positive | None = None
     """number of ranks expected; any other is an error"""
     timeout: Positive = 600
@@ -217,6 +220,11 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
         reason = first["msg"].removeprefix("Input ").removeprefix("String ")
         reason = reason.replace("valid tuple", "list, such as [a, b]")
         raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
+    if settings.experiment in (".", "..") or not re.fullmatch(r"[^/\\]+", settings.experiment):
+        raise UsageError(
+            f"{source}experiment is {settings.experiment!r}: it is the name of one folder in "
+            "run_root, such as mnist-large"
+        )
     if set(settings.register_model or "") & set("/:"):
         raise UsageError(
             f"{source}register_model is {settings.register_model!r}: give a name without / and :"

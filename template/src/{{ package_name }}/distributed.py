@@ -4,17 +4,15 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from inspect import signature
 from logging.handlers import MemoryHandler
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from .config import Settings
 from .errors import UsageError
@@ -198,6 +196,21 @@ def _introduce(ranks: Ranks, timeout: int) -> tuple[tuple[str, ...], dist.Proces
     return tuple(hostnames), control
 
 
+def refuse_different_settings(settings: Settings, world: World) -> None:
+    """Make sure that all ranks were started with the same settings.
+
+    Raises:
+        UsageError: on a rank whose settings are not rank 0's.
+    """
+    mine = settings.as_dict()
+    for name, value in world.share(mine).items():
+        if mine[name] != value:
+            raise UsageError(
+                f"rank {world.rank} has {name} {mine[name]}, but rank 0 has {value}: start all "
+                "ranks with the same flags and the same configs/train.yaml"
+            )
+
+
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     """Return this rank's device, and make it current where it is a GPU.
 
@@ -248,22 +261,6 @@ def choose_backend(wanted: str, device: torch.device) -> str:
     if wanted == "nccl" and device.type != "cuda":
         raise UsageError(f"backend nccl needs GPUs, but the device is {device}: use gloo or auto")
     return wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
-
-
-def distribute(network: nn.Module) -> DistributedDataParallel:
-    """Return the network with its gradients averaged over all ranks.
-
-    Buffers are not broadcast at each step: evaluation and checkpoints take rank 0's.
-    """
-    # torch 2.13 renamed the option.
-    new, old = "forward_sync_buffers", "broadcast_buffers"
-    option = new if new in signature(DistributedDataParallel).parameters else old
-    return DistributedDataParallel(network, gradient_as_bucket_view=True, **{option: False})
-
-
-def gradients_stay_here(network: nn.Module) -> AbstractContextManager:
-    """Keep a backward pass from averaging gradients: the last one of a step is enough."""
-    return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -1,7 +1,9 @@
 """Loss and accuracy over a whole dataset, exact on any number of ranks."""
 
 import logging
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +31,8 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the mean loss and the accuracy over a map-style dataset; every rank calls this.
 
-    Each sample is counted once, on one rank; the sums meet in one all-reduce. The network is the
-    one inside DDP, whose forward passes wait for no other rank.
+    Each sample is counted once, on one rank; the sums meet in one all-reduce. All ranks call the
+    network as often, since with FSDP they put it together for each call.
     """
     if world.size > 1:
         # Batch statistics are each rank's own during training: use rank 0's, as checkpoints do.
@@ -39,13 +41,14 @@ def evaluate(
     network.eval()
     sums = torch.zeros(2, dtype=torch.float64)
     count = 0
-    for inputs, targets in evaluation_batches(
-        dataset, settings.test_batch_size, world.rank, world.size, settings.workers
-    ):
+    for batch, counts in _as_many_on_all_ranks(dataset, settings, world):
+        inputs, targets = batch
         targets = targets.to(world.device)
         with STORE.paused(), autocast(world.device, settings.precision):
             outputs = network(to_device(inputs, world.device)).float()
             loss = model.loss(outputs, targets, label_smoothing=0.0) * len(targets)
+        if not counts:
+            continue
         correct = model.count_correct(outputs, targets)
         sums += torch.stack([loss, correct.to(loss.dtype)]).cpu()
         count += len(targets)
@@ -54,6 +57,21 @@ def evaluate(
     network.train()
     loss_sum, correct_sum, total = world.sum([*sums.tolist(), count])
     return loss_sum / total, correct_sum / total
+
+
+def _as_many_on_all_ranks(
+    dataset: Dataset, settings: Settings, world: World
+) -> Iterator[tuple[Any, bool]]:
+    """Yield this rank's batches, and then others, with False, until rank 0 has had all of its."""
+    size, ranks, workers = settings.test_batch_size, world.size, settings.workers
+    batches = evaluation_batches(dataset, size, world.rank, ranks, workers)
+    yield from ((batch, True) for batch in batches)
+    most, mine = (
+        math.ceil(len(range(rank, len(dataset), ranks)) / size)  # type: ignore[arg-type]
+        for rank in (0, world.rank)
+    )
+    if mine < most:
+        yield next(evaluation_batches(dataset, 1, 0, 1, 0)), False
 
 
 class Pictures:

@@ -26,13 +26,17 @@ def write_atomically(path: Path, content: str | Callable[[BinaryIO], object]) ->
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Make the names in a folder outlive a power cut, as its files' content does."""
     if hasattr(os, "O_DIRECTORY"):  # not on Windows
-        # The new name, too, must outlive a power cut.
-        folder = os.open(path.parent, os.O_DIRECTORY)
+        number = os.open(folder, os.O_DIRECTORY)
         try:
-            os.fsync(folder)
+            os.fsync(number)
         finally:
-            os.close(folder)
+            os.close(number)
 
 
 def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:

@@ -62,9 +62,9 @@ class Heartbeat:
         if now - self.written > self.EVERY:
             self._write()
 
-    def end(self, status: Status, error: str | None, missed: Sequence[str] = ()) -> None:
-        """Note how the run ended, and which trackers did not get everything."""
-        self.state |= {"status": status, "error": error, "missed_by": list(missed)}
+    def end(self, status: Status, error: str | None, step: int, missed: Sequence[str] = ()) -> None:
+        """Note how and where the run ended, and which trackers did not get everything."""
+        self.state |= {"status": status, "error": error, "step": step, "missed_by": list(missed)}
         self.state["updated"] = time.time()
         self._write()
 

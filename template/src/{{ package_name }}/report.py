@@ -23,6 +23,7 @@ from .errors import UsageError
 from .files import write_atomically
 from .launcher import FIRST_SPECIAL_STEP
 from .metrics import JsonLines
+from .parts import whole
 from .tracking import Run, Status
 from .tracking.fanout import Trackers
 
@@ -163,12 +164,14 @@ class Report:
             self.trackers.log("image", name, pixels(figure), step)
 
     def histograms(self, step: int, network: "nn.Module") -> None:
-        """Show the trackers how parameters and gradients are distributed."""
-        for name, parameter in network.named_parameters() if self.active else ():
+        """Show the trackers how parameters and gradients are distributed; every rank calls this."""
+        for name, parameter in network.named_parameters():
             for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
                 if tensor is not None:
-                    values = tensor.detach().float().cpu().numpy().ravel()
-                    self.trackers.log("histogram", f"{what}/{name}", values, step)
+                    values = whole(tensor.detach())
+                    if self.active:
+                        values = values.float().cpu().numpy().ravel()
+                        self.trackers.log("histogram", f"{what}/{name}", values, step)
 
     def flush(self) -> None:
         """Make what was recorded so far outlive the process."""
@@ -205,11 +208,11 @@ class Report:
             with suppress(OSError):
                 text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
                 self.trackers.log("text", "log", text, step)
-            self.heartbeat.end(status, error)
+            self.heartbeat.end(status, error, step)
         self.trackers.finish(status, error)
         if self.active:
             if self.trackers.failed:
-                self.heartbeat.end(status, error, self.trackers.failed)
+                self.heartbeat.end(status, error, step, self.trackers.failed)
             self.lines.close()
             logging.getLogger().removeHandler(self.log)
 

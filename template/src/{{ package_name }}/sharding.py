@@ -134,6 +134,11 @@ class TrainBatches:
         batch_size: samples of a batch of this rank.
         workers: processes that load.
         pin: copy batches to page-locked memory, for GPUs.
+
+    Attributes:
+        samples: of all ranks in an epoch, None where it is not known.
+        uneven: whether other ranks may have more batches.
+        last: the batch that was read last.
     """
 
     def __init__(
@@ -148,6 +153,7 @@ class TrainBatches:
     ) -> None:
         self.dataset, self.seed, self.rank = dataset, seed, rank
         self.last: Any = None
+        self.uneven = isinstance(dataset, ShardStream)
         options: dict[str, Any] = {
             **loading_workers(workers),
             "pin_memory": pin,

@@ -10,6 +10,8 @@ import dataclasses
 import json
 import logging
 import re
+import socket
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +22,8 @@ import tyro
 from .config import load_yaml
 from .errors import UsageError
 from .files import read_lines, write_atomically
-from .runs import find_runs
+from .heartbeat import writer
+from .runs import find_runs, survey
 from .tracking import Backend, select
 
 log = logging.getLogger(__name__)
@@ -48,8 +51,11 @@ def main(argv: Sequence[str]) -> int:
     flags = tyro.cli(Flags, args=list(argv), prog=f"python -m {__package__} sync")
     directories = find_runs(flags.runs)
     if not directories:
+        named = " ".join(map(str, flags.runs))
         raise UsageError(
-            f"no run in {' '.join(map(str, flags.runs))}: name one, such as runs/demo/7"
+            f"no run in {named}: name one, such as runs/demo/7"
+            if named
+            else "no run is named: name its folder, such as runs/demo/7"
         )
     return max(sync(directory, flags.trackers) for directory in directories)
 
@@ -64,12 +70,18 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     )
     state, facts = read_json(directory / "status.json"), read_json(directory / "provenance.json")
     status = state.get("status", "running")
+    if trains(directory):
+        log.warning("%s trains right now, and sends by itself: sync it after its end", directory)
+        return 0
     if status == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
     lines = read_lines(directory / "metrics.jsonl")
     last = max((line["step"] for line in lines), default=0)
     failures = 0
-    for name in select(names or settings.trackers):
+    chosen = select(names or settings.trackers)
+    if not chosen:
+        log.warning("%s was started without a tracker: name some with --trackers", directory)
+    for name in chosen:
         run_id = known_ids(directory, 0).get(name)
         incomplete = status == "running" or not run_id or name in state.get("missed_by", ())
         try:
@@ -103,6 +115,17 @@ def sync(directory: Path, names: Sequence[str]) -> int:
             state["missed_by"].remove(name)
             write_atomically(directory / "status.json", json.dumps(state, indent=2) + "\n")
     return failures
+
+
+def trains(directory: Path) -> bool:
+    """Return whether a run goes on, as far as it, its process and Slurm can tell.
+
+    Its trackers would then be told twice, and at the same time.
+    """
+    file = directory / "status.json"
+    (run,) = survey([directory], time.time())
+    here = read_json(file).get("host") == socket.gethostname()
+    return run.status == "running" and (writer(file) is not None or not here)
 
 
 def read_json(path: Path) -> dict[str, Any]:

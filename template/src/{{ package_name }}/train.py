@@ -1,6 +1,5 @@
 """The training loop."""
 
-import copy
 import logging
 import math
 import time
@@ -11,30 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import checkpoint, data, model
+from .announce import announce, announce_resume
 from .checkpoint import Checkpoints, parameters_sha256
 from .config import Settings
 from .distributed import (
     Vote,
     World,
     autocast,
-    distribute,
-    gradients_stay_here,
     joined,
+    refuse_different_settings,
     set_up_logging,
     to_device,
 )
 from .errors import UsageError
 from .evaluation import Pictures, evaluate
 from .metrics import Meter
+from .parts import layout
 from .preemption import EXIT_CODE, StopRequest
 from .recording import record
 from .report import Report, with_run_dir
+from .saving import Saver
 from .schedule import lr_factor, peak_lr
 from .seeding import seed_torch
 from .sharding import TrainBatches, evaluation_batches
+from .strategy import distribute, gradient_norm, gradients_stay_here, parameter_norm
 from .tracking import Status, select
 
 log = logging.getLogger(__name__)
@@ -88,20 +90,19 @@ class Trainer:
             raise UsageError("the training set does not say its length: set --max-steps")
 
         torch.manual_seed(settings.seed)
-        self.network = model.build().to(world.device)
+        self.network = model.build()
+        # What is called in training; the network itself serves evaluation and checkpoints.
+        self.forward = distribute(self.network, settings, world)
         self.optimizer = model.build_optimizer(self.network, settings)
         self.meter = Meter(world.device)
         self.run_dir = Path(str(settings.run_dir))
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
+        self.saver = Saver(self.checkpoints, world, settings.timeout)
         self._resume()
-        # What is called in training; the plain network serves evaluation and checkpoints.
-        self.forward = torch.compile(self.network) if settings.compile else self.network
-        if world.size > 1:
-            self.forward = distribute(self.forward)
 
     def train(self, trackers: list[str]) -> int:
         """Train to the end or to a signal; return the process's exit code."""
-        self._describe()
+        announce(self.settings, self.world, self.batches.samples, self.samples_per_step)
         if self.settings.dry_run:
             return 0
         if self.resumed_from and self._is_done() and self.world.share(self._has_summary()):
@@ -111,16 +112,18 @@ class Trainer:
         status: Status = "failed"
         error: str | None = None
         try:
-            stopped = False
-            while not self._is_done() and not stopped:
-                stopped = not self._train_epoch()
-            if not stopped:
-                if self.validated_step != self.step:
-                    self._end_epoch(whole=False)
-                self._summarize(bool(trackers))
+            with self.saver:
+                stopped = False
+                while not self._is_done() and not stopped:
+                    stopped = not self._train_epoch()
+                if not stopped:
+                    if self.validated_step != self.step:
+                        self._end_epoch(whole=False)
+                    self._summarize(bool(trackers))
             status = "preempted" if stopped else "finished"
         except BaseException as failure:
-            error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
+            error = f"{kind}{failure}".splitlines()[0]
             raise
         finally:
             self.report.close(status, error, self.step, self.checkpoints.best())
@@ -153,7 +156,8 @@ class Trainer:
         bar.close()
         self.trained_seconds += time.perf_counter() - began
         if stopping:
-            if not self.world.share(self._save()):
+            self._save()
+            if not self.world.share(self.saver.wait()):
                 raise UsageError(
                     f"stopped at step {self.step}, but the checkpoint could not be written: make "
                     f"room for {self.checkpoints.folder}; the same command then goes on from the "
@@ -197,7 +201,8 @@ class Trainer:
 
         Args:
             window: this rank's batches. A rank that has none left, since its shards were shorter,
-                takes part with weight zero, so that the others need not stop.
+                takes part with weight zero, so that the others need not stop: in each forward
+                and backward pass, at which ranks may meet.
             samples: of all ranks together.
         """
         settings, device = self.settings, self.world.device
@@ -205,7 +210,9 @@ class Trainer:
             group["lr"] = self.learning_rate()
         seed_torch("step", settings.seed, self.world.rank, self.step)
         loss_sum = torch.zeros((), device=device)
-        weighted = [(batch, len(batch[1])) for batch in window] or [(self.batches.last, 0)]
+        weighted = [(batch, len(batch[1])) for batch in window]
+        if self.batches.uneven:
+            weighted += [(self.batches.last, 0)] * (settings.accumulate - len(window))
         for number, ((inputs, targets), weight) in enumerate(weighted, 1):
             inputs, targets = to_device((inputs, targets), device)
             with nullcontext() if number == len(weighted) else gradients_stay_here(self.forward):
@@ -219,11 +226,8 @@ class Trainer:
                 if parameter.grad is not None:
                     parameter.grad *= self.samples_per_step / samples
         norm = None
-        if settings.clip_norm:
-            norm = nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_norm)
-        elif self._is_due(settings.log_every):
-            gradients = [each.grad for each in self.network.parameters() if each.grad is not None]
-            norm = nn.utils.get_total_norm(gradients)
+        if settings.clip_norm or self._is_due(settings.log_every):
+            norm = gradient_norm(self.network, settings.clip_norm)
         self.optimizer.step()
         if self._is_due(settings.histograms_every):
             self.report.histograms(self.step + 1, self.network)
@@ -240,6 +244,7 @@ class Trainer:
         # First of all: a signal in a long validation then costs no more than the validation.
         self._save()
         loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
+        self._refuse_divergence("the validation loss is", loss)
         best = accuracy > self.best_accuracy
         self.best_accuracy = max(accuracy, self.best_accuracy)
         self.validated_step = self.step
@@ -255,12 +260,7 @@ class Trainer:
 
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
-        loss = readings["train/loss"]
-        if not math.isfinite(loss):
-            raise UsageError(
-                f"the training loss is {loss} at step {self.step}: lower lr, lengthen warmup, "
-                f"or set clip_norm; checkpoints are in {self.checkpoints.folder}"
-            )
+        self._refuse_divergence("the training loss is", readings["train/loss"])
         rate = {"train/lr": self.learning_rate()}
         self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
 
@@ -294,14 +294,17 @@ class Trainer:
 
     def _register(self, name: str) -> None:
         """Put the best network into the registry of models."""
-        network, step = copy.deepcopy(self.network).cpu().eval(), self.step
-        if best := self.checkpoints.best():
-            state = checkpoint.load(best)
-            network.load_state_dict(state["network"])
-            step = state["step"]
+        self.saver.wait()
+        best = self.checkpoints.best()
+        if best is None:
+            log.error("there is no checkpoint, so no network goes into the registry")
+            return
+        state = checkpoint.load(best)
+        network = model.build().eval()
+        network.load_state_dict(state["network"])
         # As batches reach the network: through the dataset's own way to make them.
         inputs, _ = next(iter(evaluation_batches(self.datasets.test, 4, 0, 1, 0)))
-        self.report.trackers.log("model", network, inputs, name, step)
+        self.report.trackers.log("model", network, inputs, name, state["step"])
 
     # -- where the training stands ----------------------------------------------------------------
 
@@ -321,31 +324,6 @@ class Trainer:
         peak = peak_lr(self.settings, self.samples_per_step)
         return peak * lr_factor(self.settings, self.progress())
 
-    def _describe(self) -> None:
-        """Log what is about to happen."""
-        s, world = self.settings, self.world
-        log.info(
-            "%d rank(s) by %s on %s, device %s, backend %s",
-            world.size,
-            world.launcher,
-            ", ".join(dict.fromkeys(world.hostnames)),
-            world.device,
-            world.backend,
-        )
-        log.info(
-            "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d",
-            s.dataset,
-            self.batches.samples or "an unknown number of",
-            self.samples_per_step,
-            s.batch_size,
-            f", {s.accumulate} times" if s.accumulate > 1 else "",
-            s.epochs,
-            f" or {s.max_steps} steps" if s.max_steps else "",
-            s.seed,
-        )
-        log.info("settings from %s", s.config or "flags and defaults alone")
-        log.info("run folder %s%s", self.run_dir, " (dry run: not touched)" if s.dry_run else "")
-
     def _is_done(self) -> bool:
         return self.epoch >= self.settings.epochs or self._at_last_step()
 
@@ -359,18 +337,26 @@ class Trainer:
     def _at_last_step(self) -> bool:
         return self.settings.max_steps is not None and self.step >= self.settings.max_steps
 
-    def _save(self, best: bool = False) -> bool:
+    def _refuse_divergence(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            self.saver.wait()
+            newest = self.checkpoints.latest() or "none had been saved yet"
+            raise UsageError(
+                f"{what} {value} at step {self.step}: lower lr, lengthen warmup, or set "
+                f"clip_norm; the last checkpoint from before: {newest}"
+            )
+
+    def _save(self, best: bool = False) -> None:
         """Save everything that a resumed run needs; every rank calls this.
 
         Random generators are not in it: they are seeded with each step's number.
 
-        Returns:
-            Whether rank 0 could write it; other ranks do not know.
+        Raises:
+            UsageError: on every rank, if the network has diverged: the checkpoints from before are
+                worth more than this one.
         """
-        self.report.flush()
-        meter = self.meter.total(self.world)
-        if not self.world.is_main:
-            return False
+        norm = parameter_norm(self.network).item()
+        self._refuse_divergence("the norm of all parameters is", norm)
         state: dict[str, Any] = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -380,12 +366,12 @@ class Trainer:
             "consumed": self.consumed,
             "best_accuracy": self.best_accuracy,
             "validated_step": self.validated_step,
-            "meter": meter,
+            "meter": self.meter.total(self.world),
             "world_size": self.world.size,
             "samples_per_step": self.samples_per_step,
             "settings": self.settings.as_dict(),
         }
-        return self.checkpoints.save(state, self.step, best)
+        self.saver.save(state, self.step, best, before=self.report.flush)
 
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
@@ -393,7 +379,7 @@ class Trainer:
         found = self.world.on_main(lambda: checkpoint.find(self.settings.resume, self.run_dir))
         if found is None:
             return
-        state = checkpoint.load(found)
+        state = checkpoint.load(found, layout(self.network, self.optimizer))
         try:
             self.network.load_state_dict(state["network"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -411,32 +397,5 @@ class Trainer:
         self.validated_step = state["validated_step"]
         self.meter.resume(state["meter"], self.world)
         self.resumed_from = self.step
-        log.info("resuming from %s: step %d, epoch %d", found, self.step, self.epoch + 1)
-        if not self.world.is_main:
-            return
-        if state["world_size"] != self.world.size:
-            log.warning(
-                "the checkpoint is of %d rank(s), this run has %d: it goes on behind as many "
-                "samples of the epoch, but not bit for bit as without the stop",
-                state["world_size"],
-                self.world.size,
-            )
-        before = state["settings"]
-        for name, value in self.settings.as_dict().items():
-            if name not in ("config", "run_dir", "resume") and before.get(name) != value:
-                log.warning("%s was %s at the checkpoint, now %s", name, before.get(name), value)
-
-
-def refuse_different_settings(settings: Settings, world: World) -> None:
-    """Make sure that all ranks were started with the same settings.
-
-    Raises:
-        UsageError: on a rank whose settings are not rank 0's.
-    """
-    mine = settings.as_dict()
-    for name, value in world.share(mine).items():
-        if mine[name] != value:
-            raise UsageError(
-                f"rank {world.rank} has {name} {mine[name]}, but rank 0 has {value}: start all "
-                "ranks with the same flags and the same configs/train.yaml"
-            )
+        self.saver.go_on_from(found, self.step)
+        announce_resume(found, state, self.settings, self.world)

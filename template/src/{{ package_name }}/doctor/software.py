@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def python() -> Iterator[Finding]:
 def packages() -> Iterator[Finding]:
     """Compare what is installed with what pyproject.toml asks for."""
     requirement_type = _requirements()
-    wrong, count = [], 0
+    wrong, count, damaged = [], 0, False
     for line in dependencies(PROJECT.read_text(encoding="utf-8")):
         requirement = requirement_type(line)
         if requirement.marker and not requirement.marker.evaluate():
@@ -47,13 +47,24 @@ def packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing")
             continue
-        if not requirement.specifier.contains(found, prereleases=True):
+        if lost := lost_files(requirement.name):
+            wrong.append(f"{requirement.name} lacks {lost[0]}, which was installed")
+            damaged = True
+        elif not requirement.specifier.contains(found, prereleases=True):
             wrong.append(f"{requirement.name} is {found}, not {requirement.specifier}")
     if wrong:
-        cure = "run 'make image' again" if in_image() else "run 'make setup'"
+        cure = "run 'make clean-env setup'" if damaged else "run 'make setup'"
+        cure = "run 'make image' again" if in_image() else cure
         yield Finding("error", "packages", f"{', '.join(wrong)}: {cure}")
     else:
         yield Finding("ok", "packages", f"all {count} that {PROJECT} asks for")
+
+
+def lost_files(package: str) -> list[str]:
+    """Return a package's own modules that are gone, as when old files of a scratch are purged."""
+    files = [path for path in distribution(package).files or () if path.suffix == ".py"]
+    # Not those in folders below: there are thousands, and file systems where each takes its time.
+    return [str(path) for path in files if len(path.parts) <= 2 and not path.locate().exists()]
 
 
 def dependencies(text: str) -> list[str]:

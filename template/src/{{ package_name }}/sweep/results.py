@@ -11,6 +11,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from ..config import parse
 from .claims import run_name
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def write(study: optuna.Study, folder: Path, metric: str) -> None:
         run = folder / run_name(study.best_trial.number)
         settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         kept = {name: value for name, value in settings.items() if name not in OWN}
+        # The trial's was the study.
+        kept["experiment"] = parse([]).experiment
         title = f"# The settings of {run.name}: {metric} {study.best_value:.4f}\n"
         temporary.write_text(title + yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
         temporary.replace(folder / "best.yaml")

@@ -123,12 +123,12 @@ def select(names: Sequence[str]) -> list[str]:
     Raises:
         UsageError: a name that this project has no tracker for.
     """
-    if "none" in names:
+    if list(names) == ["none"]:
         return []
     for name in names:
         if name not in available():
             raise UsageError(
-                f"unknown tracker '{name}': this project has {', '.join(available()) or 'none'}, "
-                "and 'none' silences all"
+                f"unknown tracker '{name}': this project has {', '.join(available()) or 'none'}; "
+                "give names with spaces between, or 'none' alone, for no tracker"
             )
     return list(dict.fromkeys(names))

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -189,6 +190,10 @@ class _Thread(threading.Thread):
             self.trouble = reason
             log.warning("tracker %s %s and is off; %s", self.name, reason, self._later())
 
+    @property
+    def _errors(self) -> Path:
+        return self.tracked.directory / "tracker-errors.txt"
+
     def _later(self) -> str:
         package = __package__.partition(".")[0]
         return f"'python -m {package} sync {self.tracked.directory}' sends later what it missed"
@@ -216,14 +221,14 @@ class _Thread(threading.Thread):
             if self.trouble is None:
                 self.trouble = doing
                 log.error(
-                    "tracker %s %s and is off; %s\n%s",
+                    "tracker %s %s and is off (%s); %s; tracker-errors.txt in that folder has more",
                     self.name,
                     doing,
+                    without_secrets(f"{type(error).__name__}: {error}").splitlines()[0],
                     self._later(),
-                    without_secrets(
-                        "".join(traceback.format_exception(error, chain=False))
-                    ).rstrip(),
                 )
+                with suppress(OSError), self._errors.open("a", encoding="utf-8") as file:
+                    file.write(without_secrets("".join(traceback.format_exception(error))) + "\n")
         if self.flushing:
             self.flushing.set()
 

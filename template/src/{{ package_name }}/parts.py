@@ -1,0 +1,54 @@
+"""Tensors of which each rank has a part: torch's DTensors, which know where in the whole they lie.
+
+Their class is imported only where one is made: that takes a second.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_part(value: Any) -> bool:  # noqa: ANN401 - whatever a checkpoint may hold
+    """Return whether this is a part of a tensor."""
+    return hasattr(value, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor of which ranks may have a part each; every rank must call this."""
+    return tensor.full_tensor() if is_part(tensor) else tensor
+
+
+def cut_like(tensor: Tensor, like: Tensor | None) -> Tensor:
+    """Return this rank's part of a tensor that each rank has, cut as another one is.
+
+    Where that other one is no part, or of another shape, it is the tensor itself.
+    """
+    if not is_part(like) or is_part(tensor) or like.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    copies = DTensor.from_local(tensor.to(like.device), mesh, [Replicate()], run_check=False)
+    return copies.redistribute(placements=like.placements)
+
+
+def layout(network: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Tensor | None]:
+    """Return what names, for a place in a checkpoint's state, the tensor to cut like.
+
+    It is the parameter, for ("network", name) and ("optimizer", "state", number, name); None for
+    other places.
+    """
+    named = network.state_dict()
+    numbered = [each for group in optimizer.param_groups for each in group["params"]]
+
+    def like(*place: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
+        match place:
+            case ("network", str(name)):
+                return named.get(name)
+            case ("optimizer", "state", int(number), _) if number < len(numbered):
+                return numbered[number]
+        return None
+
+    return like

@@ -1,0 +1,123 @@
+"""How the network is spread over the ranks: a copy on each (DDP), or a part of it (FSDP).
+
+All that differs in training is here. Under FSDP, parameters, gradients and the optimizer have
+parts (parts.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import model
+from .config import Settings
+from .distributed import World
+from .errors import UsageError
+from .parts import whole
+
+
+def distribute(network: nn.Module, settings: Settings, world: World) -> nn.Module:
+    """Put a network on this rank's device, spread it, and return what is called in training.
+
+    The network itself stays what evaluation and checkpoints use. With FSDP its parameters become
+    DTensors, so the optimizer is built after this. One rank has the whole network either way.
+
+    Raises:
+        UsageError: FSDP can't shard the network.
+    """
+    if settings.strategy == "fsdp" and world.size > 1:
+        _shard(network, settings, world)
+    network.to(world.device)
+    called = torch.compile(network) if settings.compile else network
+    if settings.strategy == "ddp" and world.size > 1:
+        called = _replicate(called)
+    return called
+
+
+def _replicate(network: nn.Module) -> DistributedDataParallel:
+    """Return the network with its gradients averaged over all ranks.
+
+    Buffers are not broadcast at each step: evaluation and checkpoints take rank 0's.
+    """
+    # torch 2.13 renamed the option.
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    option = new if new in signature(DistributedDataParallel).parameters else old
+    return DistributedDataParallel(network, gradient_as_bucket_view=True, **{option: False})
+
+
+def _shard(network: nn.Module, settings: Settings, world: World) -> None:
+    """Leave on this rank, and on its device, its part of each parameter.
+
+    Units are put together for as long as they compute: a unit at a time, first those of `units`,
+    then what is left of the network.
+    """
+    # Imported here: DDP does without, a second sooner.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # Parts are cut from contiguous memory.
+    for parameter in network.parameters():
+        parameter.data = parameter.data.contiguous()
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for unit in (*getattr(model, "units", units)(network), network):
+        # In bf16, parameters travel as what autocast would make of them. Not beside running
+        # statistics, which batch normalization wants in its parameters' type.
+        half = settings.precision == "bf16" and not any(
+            hasattr(each, "running_mean") for each in unit.modules()
+        )
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if half else None,
+            reduce_dtype=torch.float32 if half else None,
+            cast_forward_inputs=False,
+        )
+        try:
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        except (ValueError, NotImplementedError) as error:
+            raise UsageError(
+                f"strategy fsdp can't shard {type(unit).__name__} of model.py "
+                f"({str(error).splitlines()[0]}): change it, or use --strategy ddp"
+            ) from None
+
+
+def units(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of a network's outermost sequences, such as the blocks of a transformer.
+
+    A function of this name in model.py goes first.
+    """
+    for child in network.children():
+        if isinstance(network, nn.Sequential | nn.ModuleList) and not isinstance(
+            child,
+            nn.ModuleList | nn.ModuleDict,  # which compute nothing themselves
+        ):
+            if next(child.parameters(), None) is not None:
+                yield child
+        else:
+            yield from units(child)
+
+
+def gradients_stay_here(network: nn.Module) -> AbstractContextManager:
+    """Keep a backward pass from averaging gradients: the last one of a step is enough.
+
+    Not with FSDP: a rank would hold the gradient of the whole network.
+    """
+    return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
+
+
+def gradient_norm(network: nn.Module, limit: float | None) -> Tensor:
+    """Return the norm of the gradient, all ranks' parts together; scale it down to the limit.
+
+    Every rank must call this.
+    """
+    gradients = [each.grad for each in network.parameters() if each.grad is not None]
+    norm = whole(nn.utils.get_total_norm(gradients))
+    if limit:
+        nn.utils.clip_grads_with_norm_(network.parameters(), limit, norm)
+    return norm
+
+
+def parameter_norm(network: nn.Module) -> Tensor:
+    """Return the norm of all parameters, all ranks' parts together; every rank must call this."""
+    return whole(nn.utils.get_total_norm(each.detach() for each in network.parameters()))

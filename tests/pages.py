@@ -1,0 +1,41 @@
+"""Commands in Markdown pages, for the tests that run them."""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page.
+
+    Attributes:
+        line: as it is typed.
+        needs: what it needs that the tests lack, as in "(needs a GPU)"; else empty.
+    """
+
+    line: str
+    needs: str = ""
+
+
+def commands(text: str) -> list[Command]:
+    """Return the commands of a page's ```bash blocks, in their order."""
+    found = []
+    for block in re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", "").splitlines():
+            command, _, comment = re.sub(r"(^|\s+)# ", "\0", line, count=1).partition("\0")
+            needs = re.search(r"\(needs (.+?)\)", comment)
+            if command:
+                found.append(Command(" ".join(command.split()), needs[1] if needs else ""))
+    return found
+
+
+def links(text: str) -> list[str]:
+    """Return where a page's links point to, but for those to other sites."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [target for target in targets if not target.startswith("https://")]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the names of a page's headings, as links have them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

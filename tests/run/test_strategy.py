@@ -1,0 +1,230 @@
+"""DDP and FSDP train alike, and each goes on from the other's checkpoints."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from renderer import render_project
+from reproducible import reproducible
+
+from .conftest import Job, srun
+
+# The same samples at each step on any number of ranks; a learning rate that knows no end.
+SAME = (
+    *("--global-batch-size=96", "--lr=0.002", "--schedule=constant", "--warmup=0"),
+    # 4,001 test samples: of two ranks, one has a batch more than the other.
+    *("--test-batch-size=500", "--log-every=1", "--max-steps=24"),
+)
+
+# Of a kind that FSDP is made for: blocks, no running statistics. One parameter is too small to have
+# a part for each rank.
+NETWORK = '''
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(48), nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+class Blocks(nn.Module):
+    """A stack of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet = nn.Linear(28 * 28, 48)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.outlet = nn.Linear(48, 10)
+        self.temperature = nn.Parameter(torch.ones(1))
+        self.register_buffer("mean", torch.full((1,), 0.1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.inlet(images.flatten(1) - self.mean)
+        for block in self.blocks:
+            x = block(x)
+        return self.outlet(x) * self.temperature
+
+
+def build() -> nn.Module:
+    """Return the network to train."""
+    return Blocks()
+
+
+def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """Return the optimizer."""
+    return torch.optim.AdamW(network.parameters(), lr=settings.lr)
+'''
+
+
+@pytest.fixture(scope="module")
+def blocks(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a network of blocks; `demo` stays the other one's for imports here."""
+    folder = render_project(tmp_path_factory.mktemp("blocks") / "demo", launcher="torchrun")
+    with (folder / "src" / "demo" / "model.py").open("a") as file:
+        file.write(NETWORK)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharded(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run of FSDP on two ranks with checkpoints at steps 10, 20 and 24."""
+    flags = ("--strategy=fsdp", "--checkpoint-every=10", *SAME)
+    return srun(blocks, tmp_path_factory.mktemp("sharded") / "run", 2, *flags).wait()
+
+
+def losses(job: Job, steps: int = 24) -> list[float]:
+    """Return the losses of the steps, and then the gradient's norms."""
+    lines = [line for line in job.metrics() if "train/loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    return [line[name] for name in ("train/loss", "train/gradient_norm") for line in lines]
+
+
+def tensors(state: object, name: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors in nested dictionaries, by name."""
+    if isinstance(state, torch.Tensor):
+        return {name: state}
+    items = state.items() if isinstance(state, dict) else ()
+    return {n: t for key, each in items for n, t in tensors(each, f"{name}/{key}").items()}
+
+
+def test_both_strategies_give_the_same_parameters(
+    blocks: Path, sharded: Job, tmp_path: Path
+) -> None:
+    """On two ranks bit for bit: a sum of two is the same in any order."""
+    copied = srun(blocks, tmp_path / "run", 2, "--checkpoint-every=10", *SAME).wait()
+    assert sharded.summary["parameters_sha256"] == copied.summary["parameters_sha256"]
+    assert sharded.summary["test_loss"] == copied.summary["test_loss"]
+    assert losses(sharded) == pytest.approx(losses(copied), rel=1e-5)
+
+    # Read whole, on no rank, what one wrote as a file and the other in shards is the same too.
+    from demo import checkpoint
+
+    name = "checkpoints/step-00000020.pt"
+    one, other = (tensors(checkpoint.load(job.run_dir / name)) for job in (copied, sharded))
+    assert len(one) == 4 * 23 + 1 and one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert other["/network/inlet.weight"].shape == (48, 784)
+    sizes = [(job.run_dir / name).stat().st_size for job in (copied, sharded)]
+    assert sizes[1] < sizes[0] / 4
+
+
+def test_checkpoints_go_from_one_strategy_and_world_size_to_another(
+    blocks: Path, tmp_path: Path
+) -> None:
+    flags = (*SAME, "--clip-norm=0.5", "--accumulate=2")
+    whole = srun(blocks, tmp_path / "whole", 1, *flags).wait()
+    for ranks, strategy, steps in ((2, "ddp", 5), (3, "fsdp", 11), (2, "fsdp", 17), (1, "ddp", 24)):
+        until = (f"--strategy={strategy}", f"--max-steps={steps}")
+        job = srun(blocks, tmp_path / "run", ranks, *flags, *until).wait()
+        assert job.summary["global_step"] == steps
+    assert job.summary["resumed_from_step"] == 17
+    assert losses(job) == pytest.approx(losses(whole), rel=1e-3)
+    assert job.summary["test_loss"] == pytest.approx(whole.summary["test_loss"], rel=1e-3)
+
+
+def test_a_stopped_run_in_bf16_with_fsdp_ends_where_the_uninterrupted_one_does(
+    blocks: Path, sharded: Job, tmp_path: Path
+) -> None:
+    flags = (*SAME, "--strategy=fsdp", "--precision=bf16", "--checkpoint-every=4")
+    more = ("--histograms-every=8", "--trackers=tensorboard")
+    whole = srun(blocks, tmp_path / "whole", 2, *flags, *more).wait()
+    assert losses(whole) == pytest.approx(losses(sharded), rel=0.1)
+    assert whole.summary["parameters_sha256"] != sharded.summary["parameters_sha256"]
+
+    job = srun(blocks, tmp_path / "run", 2, *flags, "--keep-checkpoints=2", "--max-steps=2000")
+    job.wait_for_step(10)
+    job.processes[1].send_signal(signal.SIGUSR2)
+    assert job.wait().codes == [75, 75], job.log
+    stopped_at = max(line["step"] for line in job.metrics())
+    folder = job.run_dir / "checkpoints"
+    shards = sorted(path.stem for path in folder.glob("*.shards"))
+    assert len(shards) == 2 and shards == sorted(path.stem for path in folder.glob("*.pt"))
+    # What a save leaves that is killed.
+    (folder / "step-00000009.shards.tmp").mkdir()
+    (folder / "step-00000009.shards").mkdir()
+    (folder / "step-00000009.pt.tmp").touch()
+    job = srun(blocks, tmp_path / "run", 2, *flags, f"--max-steps={max(24, stopped_at)}").wait()
+    assert job.summary["resumed_from_step"] == stopped_at
+    if stopped_at <= 24:
+        assert job.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+        assert reproducible(job.metrics()) == reproducible(whole.metrics())
+    assert not list(folder.glob("*.tmp")) and not (folder / "step-00000009.shards").exists()
+
+
+def test_one_rank_has_the_whole_network_whatever_the_strategy(
+    project: Path, tmp_path: Path
+) -> None:
+    runs = [
+        srun(project, tmp_path / strategy, 1, "--max-steps=3", f"--strategy={strategy}").wait()
+        for strategy in ("ddp", "fsdp")
+    ]
+    assert len({job.summary["parameters_sha256"] for job in runs}) == 1
+    assert not list(tmp_path.rglob("*.shards"))
+
+
+def test_damaged_shards_are_found(
+    project: Path, sharded: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from demo.checkpoint import Checkpoints, find_fault
+
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(sharded.run_dir / "checkpoints", folder)
+    newest = folder / "step-00000024.pt"
+    assert Checkpoints(folder).newest() == newest
+
+    part = folder / "step-00000024.shards" / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    part.write_bytes(content)
+    assert "__1_0.distcp" in str(find_fault(newest))
+    os.truncate(part, len(content) // 2)
+    assert find_fault(newest)
+    part.unlink()
+    assert find_fault(newest)
+    shutil.rmtree(part.parent)
+    assert find_fault(newest)
+    assert Checkpoints(folder).newest() == folder / "step-00000020.pt"
+    assert "skipping the corrupt checkpoint" in caplog.text
+
+
+def test_shards_from_elsewhere_run_no_code(project: Path, sharded: Job, tmp_path: Path) -> None:
+    from demo import checkpoint
+    from demo.errors import UsageError
+
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(sharded.run_dir / "checkpoints", folder)
+    path = folder / "step-00000024.pt"
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    (folder / "step-00000024.shards" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    assert "mkdir, which is no plain value" in str(checkpoint.find_fault(path))
+    with pytest.raises(UsageError, match="is no checkpoint: it holds"):
+        checkpoint.load(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(blocks, folder)
+    path = folder / "src" / "demo" / "model.py"
+    path.write_text(path.read_text().replace("torch.ones(1)", "torch.ones(())"))
+    job = srun(folder, tmp_path / "run", 2, "--strategy=fsdp").wait()
+    assert job.codes == [1, 1]
+    assert "error: strategy fsdp can't shard Blocks of model.py" in job.log
+    assert "Traceback" not in job.log
+    assert not json.dumps(job.metrics()).count("train/loss")

@@ -1,0 +1,354 @@
+"""The job of a project's CI that looks for a newer template, and opens a request that brings it.
+
+Copier, git, the remote and its push options are real. `gh` is a stand-in that writes down what it
+is asked for.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import pytest
+import yaml
+from histories import commit, contents, git, render, replace
+from packaging.requirements import Requirement
+from renderer import QUESTIONNAIRE, copy_template
+
+KEPT = ("README.md.jinja", "train.yaml.jinja", "template.sh.jinja", "ci.yml.jinja", "template.yml")
+KEPT += (".gitlab-ci.yml.jinja", "{{ _copier_conf.answers_file }}.jinja", ".gitignore.jinja")
+BRANCH = "template-update"
+URL = "https://gitlab.example.org/ada/project"
+GH = """\
+#!/usr/bin/env bash
+printf '%s\\n' "$@" '--' >>"$GH_RECORD"
+case "$1 $2" in
+"pr list") cat "$GH_RECORD.open" 2>/dev/null ;;
+"pr create") [[ -z ${GH_REFUSES:-} ]] || { echo "$GH_REFUSES" >&2; exit 1; }
+    echo 7 >"$GH_RECORD.open" ;;
+esac
+exit 0
+"""
+HOOK = """\
+#!/usr/bin/env bash
+for ((i = 0; i < ${GIT_PUSH_OPTION_COUNT:-0}; i++)); do
+    name=GIT_PUSH_OPTION_$i
+    echo "${!name}" >>push-options
+done
+cat warning 2>/dev/null
+exit 0
+"""
+
+
+class Site:
+    """A template with releases, a project of it, and the project's remote."""
+
+    def __init__(self, folder: Path, ci: str) -> None:
+        self.template, self.ci = copy_template(folder / "template"), ci
+        for path in (self.template / "template").rglob("*"):
+            if path.is_file() and path.name not in KEPT:
+                path.unlink()
+        commit(self.template, "The first release", tag="v1.1.0")
+        self.project, self.origin = folder / "project", folder / "origin.git"
+        render(self.template, self.project, {"package_name": "demo", "ci": ci}, "v1.1.0")
+        commit(self.project, "From the template")
+        git(folder, "clone", "--quiet", "--bare", str(self.project), str(self.origin))
+        git(self.project, "remote", "add", "origin", f"file://{self.origin}")
+        git(self.origin, "config", "receive.advertisePushOptions", "true")
+        programs = folder / "programs"
+        programs.mkdir()
+        for path, text in ((programs / "gh", GH), (self.origin / "hooks/post-receive", HOOK)):
+            path.write_text(text)
+            path.chmod(0o755)
+        # What a job has: nobody's identity, and GitLab's address with the token in it.
+        self.record = folder / "gh.txt"
+        configuration = folder / "gitconfig"
+        address = URL.replace("://", "://template:secret@")
+        configuration.write_text(f'[url "file://{self.origin}"]\n\tinsteadOf = {address}.git\n')
+        self.environment = os.environ | {
+            "GIT_CONFIG_GLOBAL": str(configuration),
+            "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "GH_RECORD": str(self.record),
+            "CI_PROJECT_URL": URL,
+            "TEMPLATE_TOKEN": "",
+        }
+
+    def release(self, tag: str) -> None:
+        """Release another version of the template: its train.yaml ends with the tag."""
+        with (self.template / "template/configs/train.yaml.jinja").open("a") as file:
+            file.write(f"# {tag}\n")
+        commit(self.template, tag, tag=tag)
+
+    def edit(self, path: str, text: str, message: str = "Our own work") -> None:
+        """Commit a file of the project, and push it."""
+        (self.project / path).write_text(text)
+        commit(self.project, message)
+        git(self.project, "push", "--quiet", "origin", "HEAD:main")
+
+    def run(self, *, propose: bool = False, **environment: str) -> tuple[int, str]:
+        """Run the job's last command; return its exit code and what it says, checked for traces."""
+        command = job(self.project, propose=propose)[-1]
+        if propose and self.ci == "gitlab":
+            environment = {"TEMPLATE_TOKEN": "secret", **environment}
+        before = self.state()
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.project,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+        )
+        assert self.state() == before, "the job leaves the project as it was"
+        return done.returncode, done.stdout + done.stderr
+
+    def state(self) -> tuple[object, ...]:
+        """Return all that the job must not touch."""
+        seen = [
+            git(self.project, *words.split()) for words in ("branch", "status", "worktree list")
+        ]
+        return contents(self.project), seen
+
+    def proposed(self, path: str) -> str:
+        """Return a file on the job's branch of the remote."""
+        return git(self.origin, "show", f"{BRANCH}:{path}")
+
+    def requests(self) -> list[str]:
+        """Return what GitHub or GitLab was asked for, a text each time; looking is left out."""
+        if self.ci == "github":
+            calls = self.record.read_text().split("--\n") if self.record.exists() else []
+            return [call for call in calls if call and not call.startswith("pr\nlist")]
+        options = self.origin / "push-options"
+        said = options.read_text().split("merge_request.create\n") if options.exists() else [""]
+        return said[1:]
+
+
+def job(project: Path, *, propose: bool) -> list[str]:
+    """Return the commands of the CI job."""
+    if (project / ".gitlab-ci.yml").exists():
+        template = yaml.safe_load((project / ".gitlab-ci.yml").read_text())["template"]
+        return [*template["before_script"], *template["script"]]
+    workflow = yaml.safe_load((project / ".github/workflows/template.yml").read_text())
+    steps = workflow["jobs"]["propose" if propose else "tell"]["steps"]
+    return [step["run"] for step in steps if "run" in step]
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    """A site with GitHub, or with what the test asks for."""
+    return Site(tmp_path, getattr(request, "param", "github"))
+
+
+both = pytest.mark.parametrize("site", ["github", "gitlab"], indirect=True)
+
+
+@both
+def test_the_job_installs_a_copier_and_runs_the_script(site: Site) -> None:
+    for propose in (False, True):
+        install, script = job(site.project, propose=propose)
+        requirement = Requirement(install.split('"')[1])
+        assert QUESTIONNAIRE["_min_copier_version"] in requirement.specifier
+        assert "9.0.0" not in requirement.specifier and "10.0.0" not in requirement.specifier
+        assert script.startswith("bash scripts/template.sh")
+        assert (site.project / "scripts/template.sh").exists()
+
+
+def test_only_the_job_that_proposes_may_write(site: Site) -> None:
+    workflow = yaml.safe_load((site.project / ".github/workflows/template.yml").read_text())
+    assert workflow["permissions"] == {}
+    assert workflow["jobs"]["tell"]["permissions"] == {"contents": "read"}
+    assert "schedule" in workflow[True], "YAML 1.1 reads `on` as true"
+    conditions = [workflow["jobs"][name]["if"] for name in ("tell", "propose")]
+    assert conditions == [f"vars.TEMPLATE_PULL_REQUESTS {sign} 'true'" for sign in ("!=", "==")]
+
+
+def test_the_commands_of_the_readme(site: Site) -> None:
+    site.release("v2.0.0")
+    section = (
+        (site.project / "README.md").read_text().partition("\n## 8. ")[2].partition("\n## ")[0]
+    )
+    typed = [command.line for command in pages.commands(section) if not command.needs]
+    for line in (*typed, *re.findall(r"`(copier update [^`]+)`", section)):
+        shown = line.replace("copier update", "copier update --defaults")
+        done = subprocess.run(
+            ["bash", "-c", shown], cwd=site.project, env=site.environment, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        if line == "git diff":
+            assert b"+# v2.0.0" in done.stdout
+            commit(site.project, "The update")
+    assert "launcher: torchrun\n" in (site.project / ".copier-answers.yml").read_text()
+
+
+@both
+def test_it_tells(site: Site) -> None:
+    code, said = site.run()
+    assert (code, said.count("\n")) == (0, 1) and "has not moved on" in said
+    site.release("v2.0.0")
+    code, said = site.run(GITHUB_ACTIONS="true")
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("::error::") or site.ci == "gitlab"
+    assert "from version 1.1.0 to 2.0.0: run 'copier update'" in said
+    assert git(site.origin, "branch", "--list").split() == ["*", "main"]
+
+
+@both
+def test_a_proposal_is_one_commit_on_one_branch_with_one_request(site: Site) -> None:
+    assert site.run(propose=True)[0] == 0 and not site.requests(), "nothing is new"
+    site.release("v2.0.0")
+    code, said = site.run(propose=True)
+    assert code == 0 and f"from the branch {BRANCH} brings the template to v2.0.0" in said
+    assert (
+        git(site.origin, "log", "--format=%s", f"main..{BRANCH}")
+        == "Update the template to v2.0.0\n"
+    )
+    assert site.proposed("configs/train.yaml").endswith("# v2.0.0\n")
+    assert len(site.requests()) == 1 and "Update the template to v2.0.0" in site.requests()[0]
+    assert "main" in site.requests()[0].split() or "merge_request.target=main" in site.requests()[0]
+
+    # A week later, and with the work going on, there is nothing to add.
+    first = git(site.origin, "rev-parse", BRANCH)
+    site.edit("model.py", "ours = True\n")
+    code, said = site.run(propose=True)
+    assert code == 0 and "waits on the branch" in said
+    assert git(site.origin, "rev-parse", BRANCH) == first and len(site.requests()) == 1
+
+    # The next version takes the place of the last one, on top of today's work.
+    site.release("v2.1.0")
+    code, said = site.run(propose=True)
+    assert code == 0, said
+    assert (
+        git(site.origin, "log", "--format=%s", f"main..{BRANCH}")
+        == "Update the template to v2.1.0\n"
+    )
+    assert site.proposed("model.py") == "ours = True\n"
+    if site.ci == "github":
+        assert [call.splitlines()[:2] for call in site.requests()] == [
+            ["pr", "create"],
+            ["api", "--silent"],
+        ]
+        assert "repos/{owner}/{repo}/pulls/7" in site.requests()[1]
+    assert "Update the template to v2.1.0" in site.requests()[1]
+    assert len(site.requests()) == 2
+
+
+def colleague(site: Site, path: str, text: str) -> str:
+    """Push a commit to the job's branch, as somebody else; return it."""
+    clone = site.project.with_name("clone")
+    git(clone.parent, "clone", "--quiet", "--branch", BRANCH, f"file://{site.origin}", str(clone))
+    (clone / path).write_text(text)
+    commit(clone, "Settled")
+    git(clone, "push", "--quiet", "origin", BRANCH)
+    return git(clone, "rev-parse", "HEAD")
+
+
+@both
+def test_what_somebody_pushed_to_the_branch_stays(site: Site) -> None:
+    site.release("v2.0.0")
+    assert site.run(propose=True)[0] == 0
+    theirs = colleague(site, "notes.txt", "theirs\n")
+    code, said = site.run(propose=True)
+    assert code == 0 and "waits on the branch" in said
+    site.release("v2.1.0")
+    code, said = site.run(propose=True)
+    assert code == 2 and "somebody else's commits are on the branch template-update" in said
+    assert git(site.origin, "rev-parse", BRANCH) == theirs and len(site.requests()) == 1
+
+
+@both
+def test_conflicts_deletions_and_new_questions_are_named(site: Site) -> None:
+    settings = (site.project / "configs/train.yaml").read_text()
+    site.edit("configs/train.yaml", settings + "# ours\n")
+    (site.template / "template/README.md.jinja").unlink()
+    questionnaire = site.template / "copier.yml"
+    questionnaire.write_text(questionnaire.read_text() + "\ncolour:\n  type: str\n  default: red\n")
+    site.release("v2.0.0")
+    assert site.run(propose=True)[0] == 0
+    (text,) = site.requests()
+    assert "CONFLICTS: update the template to v2.0.0" in text
+    assert "Draft: " in text or site.ci == "github"
+    assert (
+        "Do not merge this as it is" in text
+        and "to be settled on this branch: configs/train.yaml" in text
+    )
+    assert "These files go, with all that you edited in them: README.md." in text
+    assert "New questions got their defaults: colour." in text
+    assert "<<<<<<<" in site.proposed("configs/train.yaml")
+    assert "# ours" in site.proposed("configs/train.yaml")
+
+
+def test_a_migration_needs_a_person(site: Site) -> None:
+    questionnaire = site.template / "copier.yml"
+    migration = "_migrations:\n  - version: v2.0.0\n    command: touch migrated\n"
+    replace(questionnaire, "_migrations:\n", migration)
+    site.release("v2.0.0")
+    code, said = site.run(propose=True)
+    assert (code, said.count("\n")) == (1, 1) and "run 'copier update --trust' by hand" in said
+    assert not site.requests() and git(site.origin, "branch", "--list").split() == ["*", "main"]
+
+
+@pytest.mark.parametrize("propose", [False, True], ids=["tell", "propose"])
+def test_a_template_out_of_reach(site: Site, propose: bool) -> None:
+    site.template.rename(site.template.with_name("moved"))
+    code, said = site.run(propose=propose)
+    assert (code, said.count("\n")) == (1, 1)
+    assert f"read the template, {site.template}: Checking is only supported in git-tracked" in said
+    answers, address = site.project / ".copier-answers.yml", "https://127.0.0.1:9/ada/template.git"
+    site.edit(answers.name, answers.read_text().replace(str(site.template), address))
+    code, said = site.run(propose=propose)
+    assert (code, said.count("\n")) == (1, 1)
+    assert f"copier cannot read the template, {address}: fatal: unable to access" in said
+
+
+def test_a_project_without_answers_or_remote(site: Site) -> None:
+    git(site.project, "remote", "set-url", "origin", "file:///nowhere")
+    code, said = site.run(propose=True)
+    assert code == 1 and "git cannot read the remote 'origin' of this project: fatal: " in said
+    (site.project / ".copier-answers.yml").unlink()
+    code, said = site.run()
+    assert code == 1 and "there is no .copier-answers.yml in this project" in said
+
+
+def test_a_refused_push(site: Site) -> None:
+    """As GitHub refuses a job's own token a change of workflows."""
+    refusal = site.origin / "hooks/update"
+    refusal.write_text("#!/bin/sh\nexit 1\n")
+    refusal.chmod(0o755)
+    site.release("v2.0.0")
+    code, said = site.run(propose=True)
+    assert (
+        code == 1 and "cannot be pushed; README, section 8, says which token may: ! [remote" in said
+    )
+    assert not site.requests()
+
+
+@both
+def test_a_refused_request_is_tried_again(site: Site) -> None:
+    site.release("v2.0.0")
+    warning = site.origin / "warning"
+    warning.write_text("WARNINGS: Error encountered with push options\n")
+    code, said = site.run(propose=True, GH_REFUSES="GitHub Actions is not permitted to do this")
+    told = {"github": "what allows it: GitHub Actions is not", "gitlab": "opened no merge request"}
+    assert code == 1 and told[site.ci] in said
+    assert git(site.origin, "branch", "--list").split() == ["*", "main"]
+    warning.unlink()
+    assert site.run(propose=True)[0] == 0
+    assert "# v2.0.0" in site.proposed("configs/train.yaml")
+
+
+def test_a_shallow_clone_is_enough(site: Site, tmp_path: Path) -> None:
+    """As a job has it."""
+    for name in ("one", "two"):
+        site.edit("model.py", f"{name} = True\n")
+    shutil.rmtree(site.project)
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{site.origin}", str(site.project))
+    for release in ("v2.0.0", "v2.1.0"):
+        site.release(release)
+        code, said = site.run(propose=True)
+        assert code == 0, said
+    assert (
+        git(site.origin, "log", "--format=%s", f"main..{BRANCH}")
+        == "Update the template to v2.1.0\n"
+    )
