@@ -38,11 +38,10 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
 
 
 def ours(setting: Setting, seed: int) -> float:
-    """Return the seconds of training of the default recipe, infinite if it is not accurate enough."""
+    """Return the default recipe's seconds of training; infinite if it is not accurate enough."""
     run_dir = train(setting, f"--seed={seed}", "--trackers=tensorboard")
     summary = json.loads((run_dir / "summary.json").read_text())
     print(f"  seed {seed}: {summary['test_accuracy']:.2%}", flush=True)
     if summary["test_accuracy"] < ENOUGH:
         return float("inf")
-    settings = json.loads((run_dir / "summary.json").read_text())
-    return settings["trained_seconds"]
+    return summary["trained_seconds"]

@@ -9,7 +9,7 @@ from .ranks import Setting, environment, lines, peer, project, train
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare the start with what every training on ranks must do, and help with importing torch."""
+    """Compare the start with what every training must do, and --help with importing torch."""
     first = Comparison(
         title="From the command to the first step",
         unit="s",

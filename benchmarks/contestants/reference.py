@@ -30,7 +30,7 @@ class Pictures(Dataset):
 
 
 def loader(batch: int, where: torch.device, seed: int = 0) -> DataLoader:
-    """Return this rank's batches; a worker and pinned memory where there is a GPU, as in examples."""
+    """Return this rank's batches; with a GPU by a worker and in pinned memory, as in examples."""
     data = Pictures()
     options = {"num_workers": 1, "pin_memory": True, "persistent_workers": True}
     return DataLoader(

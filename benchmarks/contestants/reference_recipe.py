@@ -1,4 +1,4 @@
-"""The MNIST recipe of pytorch/examples on several ranks: its network, optimizer, schedule and batch.
+"""The MNIST recipe of pytorch/examples, on several ranks.
 
 After each epoch the test set is scored. Prints the seconds of training until it first has 99.0 %,
 the epochs, and the accuracy; evaluation is not counted.

@@ -282,6 +282,7 @@ class Trainer:
                 "device": str(self.world.device),
                 "hostnames": list(self.world.hostnames),
                 "images_per_second": self.trained_samples / max(self.trained_seconds, 1e-9),
+                "trained_seconds": self.trained_seconds,
                 "resumed_from_step": self.resumed_from,
                 "parameters_sha256": parameters_sha256(self.network),
             }

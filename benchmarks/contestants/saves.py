@@ -1,0 +1,74 @@
+"""How long the loop is held up by a checkpoint; of the example or of a larger network.
+
+Prints the median milliseconds of a step, or of a save but for the first, which makes room.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from demo import model, train
+from demo.config import parse
+from demo.preemption import StopRequest
+from torch import Tensor, nn
+
+WHAT = os.environ["BENCHMARK_WHAT"]  # step, behind, at once
+MEGABYTES = int(os.environ["BENCHMARK_MEGABYTES"])  # of parameters; 0: the example
+
+
+class Large(nn.Module):
+    """Linear layers with as many parameters as asked for, over the digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = int((MEGABYTES * 2**20 / 4 / 6) ** 0.5)
+        self.inlet, self.outlet = nn.Linear(784, width), nn.Linear(width, 10)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.inlet(images.flatten(1))
+        for block in self.blocks:
+            hidden = hidden + torch.relu(block(hidden))
+        return self.outlet(hidden)
+
+
+class Timed(train.Trainer):
+    """The trainer, with a clock at its steps and saves."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.steps: list[float] = []
+        self.saves: list[float] = []
+
+    def _train_step(self, *arguments: object) -> None:
+        self.steps.append(time.perf_counter())
+        super()._train_step(*arguments)
+
+    def _save(self, best: bool = False) -> None:
+        began = time.perf_counter()
+        super()._save(best)
+        if WHAT == "at once":
+            self.saver.wait()
+        self.saves.append(time.perf_counter() - began)
+
+    def _summarize(self, with_pictures: bool) -> None:
+        seconds = (
+            [after - before for before, after in pairwise(self.steps)]
+            if WHAT == "step"
+            else self.saves[1:]
+        )
+        if self.world.is_main:
+            path = Path(os.environ["BENCHMARK_RESULT"])
+            path.write_text(json.dumps({"figure": 1000 * statistics.median(seconds)}))
+        super()._summarize(with_pictures)
+
+
+if MEGABYTES:
+    model.build = Large
+train.Trainer = Timed
+sys.exit(train.run(parse(sys.argv[1:]), StopRequest.install()))
