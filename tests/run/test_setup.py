@@ -176,12 +176,17 @@ def test_from_make_setup_to_a_trained_model(tmp_path: Path, torch: str) -> None:
     assert clash.returncode != 0 and "constraint" in clash.stderr + clash.stdout
 
     # pip alone would take it for complete.
-    (module,) = newcomer.glob(".venv/lib/python*/site-packages/yaml/__init__.py")
-    module.rename(module.with_suffix(".gone"))
-    damaged = refused(newcomer, *setup)
-    assert "yaml/__init__.py" in damaged and "begin again with 'make clean-env setup'" in damaged
-    assert "error: there is no module yaml" in make(newcomer, "train").stderr
-    module.with_suffix(".gone").rename(module)
+    (package,) = newcomer.glob(".venv/lib/python*/site-packages/yaml")
+    package.rename(newcomer / "gone")
+    damaged = make(newcomer, *setup).stderr
+    assert "pyyaml lacks yaml/__init__.py" in damaged
+    assert "error: the environment is damaged: begin again with 'make clean-env setup'" in damaged
+    train = [python, "-m", "demo", "train"]
+    env = clean_environment(newcomer)
+    done = subprocess.run(train, cwd=newcomer, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there is no module yaml: ") and "setup" in done.stderr
+    (newcomer / "gone").rename(package)
 
     # An environment that was copied along would run the original folder's code.
     other = tmp_path / "other"

@@ -97,8 +97,12 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     assert recorders["sound"].done == ["start", metrics[0], "flush", metrics[1], "flush", "finish"]
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.getMessage().startswith("tracker broken ")
-    assert f"sync {tmp_path}' sends later what it missed\nTraceback" in record.getMessage()
-    assert "OSError: <BROKEN_API_KEY> at https://<login>@example.org" in record.getMessage()
+    fault = "OSError: <BROKEN_API_KEY> at https://<login>@example.org"
+    assert fault in record.getMessage() and "\n" not in record.getMessage()
+    assert f"sync {tmp_path}' sends later what it missed" in record.getMessage()
+    more = (tmp_path / "tracker-errors.txt").read_text()
+    assert more.startswith("Traceback") and more.rstrip().endswith(fault)
+    assert "battery" not in more and "correct-horse" not in more
 
 
 def test_a_tracker_that_fails_once_starts_again_and_gets_what_it_lost(

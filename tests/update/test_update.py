@@ -134,7 +134,7 @@ def test_edits_are_kept(project: Path) -> None:
     assert "src/demo/obsolete.py" not in updated
     assert yaml.safe_load(updated[".copier-answers.yml"])["_commit"] == "v2.0.0"
     assert not [
-        name for name, text in updated.items() if "<<<<<<<" in text or name.endswith(".rej")
+        name for name, text in updated.items() if "\n<<<<<<< " in text or name.endswith(".rej")
     ]
 
 

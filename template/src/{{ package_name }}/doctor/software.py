@@ -1,6 +1,7 @@
 """Python and its packages."""
 
 import ast
+import csv
 import os
 import platform
 import re
@@ -62,9 +63,13 @@ def packages() -> Iterator[Finding]:
 
 def lost_files(package: str) -> list[str]:
     """Return a package's own modules that are gone, as when old files of a scratch are purged."""
-    files = [path for path in distribution(package).files or () if path.suffix == ".py"]
+    installed = distribution(package)
+    # `files` leaves out, since Python 3.12, what is gone.
+    record = csv.reader((installed.read_text("RECORD") or "").splitlines())
+    files = [row[0] for row in record if row and row[0].endswith(".py")]
     # Not those in folders below: there are thousands, and file systems where each takes its time.
-    return [str(path) for path in files if len(path.parts) <= 2 and not path.locate().exists()]
+    tops = [file for file in files if len(Path(file).parts) <= 2]
+    return [file for file in tops if not Path(str(installed.locate_file(file))).exists()]
 
 
 def dependencies(text: str) -> list[str]:
