@@ -215,6 +215,13 @@ def test_a_corrupt_checkpoint_is_skipped_with_a_warning(launch: Launch, tmp_path
     assert resumed.log.count("skipping") == 2, "rank 0 alone looks"
     assert resumed.summary["resumed_from_step"] == 10
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    assert "starting from step 0" not in resumed.log
+
+    for path in folder.glob("*.pt"):
+        os.truncate(path, 100)
+    anew = launch(1, *flags)
+    assert "can be read: starting from step 0" in anew.log
+    assert anew.summary["resumed_from_step"] is None
 
 
 def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: Path) -> None:

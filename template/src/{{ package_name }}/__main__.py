@@ -175,7 +175,11 @@ def main() -> None:
             os._exit(1)  # whoever read, such as head, has enough
         if isinstance(error, UsageError):
             print(f"error: {error}", file=sys.stderr)
-        elif isinstance(error, ModuleNotFoundError) and not error.name.startswith(__package__):
+        elif (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and not error.name.startswith(__package__)
+        ):
             print(
                 f"error: there is no module {error.name}: if it is of this project's environment, "
                 "'make setup' completes that; where this does not help, 'make clean-env setup' "
