@@ -1,6 +1,6 @@
 """How long the loop is held up by a checkpoint; of the example or of a larger network.
 
-Prints the median milliseconds of a step, or of a save but for the first, which makes room.
+Writes down the median milliseconds of a step, and of a save but for the first, which makes room.
 """
 
 import json
@@ -17,7 +17,7 @@ from demo.config import parse
 from demo.preemption import StopRequest
 from torch import Tensor, nn
 
-WHAT = os.environ["BENCHMARK_WHAT"]  # step, behind, at once
+AT_ONCE = bool(os.environ["BENCHMARK_AT_ONCE"])  # or behind the training
 MEGABYTES = int(os.environ["BENCHMARK_MEGABYTES"])  # of parameters; 0: the example
 
 
@@ -52,19 +52,17 @@ class Timed(train.Trainer):
     def _save(self, best: bool = False) -> None:
         began = time.perf_counter()
         super()._save(best)
-        if WHAT == "at once":
+        if AT_ONCE:
             self.saver.wait()
         self.saves.append(time.perf_counter() - began)
 
     def _summarize(self, with_pictures: bool) -> None:
-        seconds = (
-            [after - before for before, after in pairwise(self.steps)]
-            if WHAT == "step"
-            else self.saves[1:]
-        )
+        steps = [after - before for before, after in pairwise(self.steps)]
         if self.world.is_main:
             path = Path(os.environ["BENCHMARK_RESULT"])
-            path.write_text(json.dumps({"figure": 1000 * statistics.median(seconds)}))
+            seconds = {"step": steps, "save": self.saves[1:]}
+            figures = {what: 1000 * statistics.median(each) for what, each in seconds.items()}
+            path.write_text(json.dumps(figures))
         super()._summarize(with_pictures)
 
 

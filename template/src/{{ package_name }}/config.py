@@ -58,7 +58,7 @@ class Settings:
     """passes over the training set"""
     max_steps: Positive | None = None
     """end after this many optimizer steps, if that is sooner"""
-    batch_size: Positive = 32
+    batch_size: Positive = 64
     """samples a rank takes at once"""
     global_batch_size: Positive | None = None
     """samples of an optimizer step over all ranks; sets the batch size instead"""
@@ -67,7 +67,7 @@ class Settings:
     test_batch_size: Positive = 1000
     """samples a rank takes at once in evaluation"""
 
-    lr: Rate = 0.1
+    lr: Rate = 0.15
     """peak learning rate"""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """scale the learning rate with the samples of a step, relative to LR_REFERENCE_BATCH"""
@@ -79,12 +79,12 @@ class Settings:
     """share of the run in which the learning rate rises"""
     momentum: Share = 0.9
     """of SGD, with Nesterov's update"""
-    weight_decay: Share = 5e-4
+    weight_decay: Share = 2e-3
     """L2 penalty"""
     label_smoothing: Share = 0.1
     """share of the target spread over the other classes"""
-    clip_norm: Rate | None = None
-    """largest norm of the gradient"""
+    clip_norm: Rate | None = 2.0
+    """largest norm of the gradient; null in YAML, None as a flag: any"""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: cuda if there, then mps if alone, then cpu"""

@@ -18,8 +18,8 @@ class Network(nn.Module):
         self.layers = nn.Sequential(
             nn.PixelUnshuffle(2),  # (4, 14, 14): the same pixels, a quarter of the positions
             convolution(4, 32),
+            nn.MaxPool2d(2),  # (32, 7, 7)
             convolution(32, 64),
-            nn.MaxPool2d(2),  # (64, 7, 7)
             convolution(64, 64),
             nn.MaxPool2d(3, stride=2),  # (64, 3, 3)
             nn.Flatten(),

@@ -120,4 +120,7 @@ def gradient_norm(network: nn.Module, limit: float | None) -> Tensor:
 
 def parameter_norm(network: nn.Module) -> Tensor:
     """Return the norm of all parameters, all ranks' parts together; every rank must call this."""
+    if hasattr(network, "reshard"):
+        # After an evaluation, FSDP keeps the outermost parameters whole for a backward pass.
+        network.reshard()
     return whole(nn.utils.get_total_norm(each.detach() for each in network.parameters()))

@@ -1,0 +1,224 @@
+"""Plays rank 0 of as many ranks as asked for, with torch's fake process group.
+
+That group talks to nobody: all others are taken to have what this rank has. So it has the work,
+the memory and the files that it would have, and waits for none. Prints its figures.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from demo import model, shard_files, strategy, train
+from demo.checkpoint import each_leaf
+from demo.config import Settings, parse
+from demo.distributed import World, joined
+from demo.parts import is_part
+from demo.preemption import StopRequest
+from demo.recording import record
+from demo.sharding import ShardStream, TrainBatches
+from plans import planning
+from stopwatch import Clock, milliseconds, peak_mib, python_kib
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import Dataset
+
+WHAT = os.environ["BENCHMARK_WHAT"]  # parts, or a strategy to train with
+SAMPLES, SHARDS, BATCH = 1_281_167, 8192, 32
+ROWS, WIDTH, BLOCKS = 4096, 512, 4  # no layer has fewer rows than there are ranks
+MIB = 2**20
+
+Figures = dict[str, float]
+
+
+class Indices(Dataset):
+    """As many samples as ImageNet has; the samples are their numbers."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return torch.as_tensor(indices), torch.as_tensor(indices)
+
+    @staticmethod
+    def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """`__getitems__` made the batch already."""
+        return batch
+
+
+def read(shard: int) -> Iterator[tuple[int, int]]:
+    """Yield the samples of a shard."""
+    return ((shard, number) for number in range(SAMPLES // SHARDS))
+
+
+class Block(nn.Linear):
+    """A layer with many rows, of 8 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, ROWS)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).unflatten(-1, (-1, WIDTH)).sum(-2)
+
+
+class Rank0(train.Trainer):
+    """The trainer, which counts the bytes that a logged step reduces."""
+
+    reduced = 0
+
+    def _train_step(self, *arguments: object) -> None:
+        if not self.step:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, behind set-up's
+        if os.environ["BENCHMARK_EACH"] == "yes":
+            record("own/number", 1.0, "each")
+        super()._train_step(*arguments)
+
+    def _log_step(self) -> None:
+        all_reduce, counted = dist.all_reduce, []
+
+        def count(tensor: Tensor, *arguments: object, **options: object) -> object:
+            counted.append(tensor.nbytes)
+            return all_reduce(tensor, *arguments, **options)
+
+        dist.all_reduce = count
+        super()._log_step()
+        dist.all_reduce = all_reduce
+        Rank0.reduced = sum(counted)
+
+
+def pretend() -> None:
+    """Make all process groups fake, sums right, and let DDP do without what a real one returns."""
+    init, new, replicate = dist.init_process_group, dist.new_group, strategy._replicate
+    reduce = dist.all_reduce
+
+    def join(_backend: str, *, rank: int, world_size: int, **_: object) -> None:
+        init("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    def sum_of_equals(tensor: Tensor, op: object = dist.ReduceOp.SUM, **options: object) -> object:
+        if op == dist.ReduceOp.SUM:
+            tensor *= dist.get_world_size()
+        return reduce(tensor, op, **options)
+
+    def unreduced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def hooked(network: nn.Module) -> DistributedDataParallel:
+        wrapped = replicate(network)
+        wrapped.register_comm_hook(None, unreduced)
+        return wrapped
+
+    dist.init_process_group, dist.all_reduce = join, sum_of_equals
+    dist.new_group = lambda **_: new(backend="fake")
+    strategy._replicate = hooked
+
+
+def joining() -> tuple[World, Figures]:
+    """Join the others; return the world too."""
+    blocks: list[AbstractContextManager[World]] = []
+
+    def join() -> World:
+        blocks.append(joined(parse(["--device=cpu"])))
+        return blocks[-1].__enter__()
+
+    def leave() -> None:
+        blocks.pop().__exit__(None, None, None)
+
+    join()  # imports
+    leave()
+    kib = python_kib(join)
+    leave()
+    clock = Clock()
+    with clock:
+        world = join()
+    return world, {"join ms": clock.ms, "join KiB": kib}
+
+
+def sharding(world: World) -> Figures:
+    """Put an epoch in order and read its first batch, both ways."""
+    figures = {}
+    for name, make in {
+        "index": Indices,
+        "stream": lambda: ShardStream(range(SHARDS), read, SAMPLES),
+    }.items():
+
+        def first(make: Callable[[], Dataset] = make) -> object:
+            batches = TrainBatches(make(), BATCH, world.rank, world.size, 0, workers=0, pin=False)
+            return next(batches.epoch(0))
+
+        figures[f"{name} ms"] = milliseconds(first)
+        figures[f"{name} KiB"] = python_kib(first)
+    return figures
+
+
+def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures]:
+    """Spread a network and take a step; return what a checkpoint would save, too."""
+    for _ in range(2):  # the first one imports
+        network = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        clock = Clock()
+        with clock:
+            called = strategy.distribute(network, settings, world)
+    optimizer = model.build_optimizer(network, settings)
+    called(torch.ones(1, WIDTH)).sum().backward()
+    optimizer.step()
+    state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+    held = 0
+
+    def weigh(_: object, leaf: Any) -> None:  # noqa: ANN401 - whatever a state holds
+        nonlocal held
+        if isinstance(leaf, Tensor):
+            held += (leaf.to_local() if is_part(leaf) else leaf).nbytes
+
+    each_leaf(weigh, state)
+    name = settings.strategy
+    return state, {f"{name} ms": clock.ms, f"{name} MiB": held / MIB}
+
+
+def parts() -> Figures:
+    """Return the figures of the parts of a training."""
+    world, figures = joining()
+    figures |= sharding(world)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("ddp", "fsdp"):
+            state, more = spreading(world, parse(["--device=cpu", f"--strategy={name}"]))
+            figures |= more
+        return figures | planning(state, world.size, Path(folder))
+
+
+def training() -> Figures:
+    """Train the example; return the figures of the rank, its files and its log."""
+    train.Trainer = Rank0
+    shard_files.write = lambda *_: None  # it waits for what others would plan
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--device=cpu", "--dataset=synthetic", "--batch-size=2", "--max-steps=20"]
+        flags += ["--epochs=20", "--log-every=10", "--trackers=none", f"--run-dir={folder}"]
+        if train.run(parse([*flags, f"--strategy={WHAT}"]), StopRequest.install()):
+            raise SystemExit("the training did not end")
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        saved = [path for path in files if path.parent.name == "checkpoints"]
+        logged = [
+            next(
+                line for line in Path(folder, name).read_text().splitlines() if "train/loss" in line
+            )
+            for name in ("metrics.jsonl", "log.txt")
+        ]
+        once = ("provenance.json", "summary.json", "config.yaml")
+        return {
+            "peak MiB": peak_mib(),
+            "line bytes": sum(len(line) + 1 for line in logged),
+            "reduced bytes": Rank0.reduced,
+            "files": len(files) - len(saved),
+            "written once KiB": sum(Path(folder, name).stat().st_size for name in once) / 1024,
+        }
+
+
+pretend()
+print(json.dumps(parts() if WHAT == "parts" else training()), flush=True)
+os._exit(0)
