@@ -8,7 +8,7 @@ from pathlib import Path
 from . import compare
 from .ranks import Setting
 
-SECTIONS = ("steps", "accuracy", "startup", "checkpoints", "rendering")
+SECTIONS = ("steps", "accuracy", "startup", "checkpoints", "rendering", "growth")
 
 
 def main() -> int:

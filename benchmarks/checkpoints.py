@@ -52,7 +52,7 @@ def median_milliseconds(
     setting: Setting, megabytes: int, strategy: str, at_once: bool
 ) -> dict[str, float]:
     """Return the milliseconds of a `step` and of a `save` in one training."""
-    steps, every = (24, 6) if megabytes else (600, 100)
+    steps, every = (12, 4) if megabytes else (600, 100)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         start(

@@ -40,13 +40,13 @@ class Setting:
 
 
 @cache
-def project() -> Path:
-    """Return a project with the default answers, whose package is `demo`."""
+def project(*trackers: str) -> Path:
+    """Return a project with the default answers and these trackers, whose package is `demo`."""
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"
     copier.run_copy(
         str(REPOSITORY),
         folder,
-        data={"package_name": "demo"},
+        data={"package_name": "demo", **({"trackers": list(trackers)} if trackers else {})},
         defaults=True,
         vcs_ref="HEAD",
         quiet=True,
@@ -54,17 +54,17 @@ def project() -> Path:
     return folder
 
 
-def start(setting: Setting, *arguments: str, ranks: int | None = None, **env: str) -> str:
-    """Run a program on all ranks, by torchrun; return what it printed.
+def start(setting: Setting, *arguments: str, folder: Path | None = None, **env: str) -> str:
+    """Run a program on all ranks, by torchrun, in a project's folder; return what it printed.
 
     Raises:
         RuntimeError: it failed.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*command, f"--nproc-per-node={ranks or setting.ranks}", *arguments],
-        cwd=project(),
-        env={**environment(setting), **env},
+        [*command, f"--nproc-per-node={setting.ranks}", *arguments],
+        cwd=folder or project(),
+        env={**environment(setting, folder), **env},
         capture_output=True,
         text=True,
     )
@@ -73,20 +73,24 @@ def start(setting: Setting, *arguments: str, ranks: int | None = None, **env: st
     return done.stdout
 
 
-def train(setting: Setting, *flags: str, ranks: int | None = None) -> Path:
+def train(setting: Setting, *flags: str, folder: Path | None = None) -> Path:
     """Train the project, as its user would; return the run's folder."""
     run_dir = Path(tempfile.mkdtemp(dir=project().parent)) / "run"
-    start(
-        setting, "-m", "demo", "train", f"--run-dir={run_dir}", *setting.flags, *flags, ranks=ranks
-    )
+    command = ("-m", "demo", "train", f"--run-dir={run_dir}", *setting.flags, *flags)
+    start(setting, *command, folder=folder)
     return run_dir
 
 
 def peer(setting: Setting, name: str, **options: object) -> float:
-    """Run a contestant and return the one figure that it prints."""
+    """Run a contestant and return its figure."""
+    return figures(setting, name, **options)["figure"]
+
+
+def figures(setting: Setting, name: str, **options: object) -> dict[str, float]:
+    """Run a contestant and return what it prints last: its `figure`, and others."""
     env = {f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()}
     output = start(setting, str(CONTESTANTS / f"{name}.py"), **env)
-    return float(json.loads(output.splitlines()[-1])["figure"])
+    return json.loads(output.splitlines()[-1])
 
 
 def lines(run_dir: Path) -> Sequence[dict[str, float]]:
@@ -94,11 +98,11 @@ def lines(run_dir: Path) -> Sequence[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def environment(setting: Setting) -> dict[str, str]:
+def environment(setting: Setting, folder: Path | None = None) -> dict[str, str]:
     """Return the environment that all contestants have."""
     return {
         **os.environ,
-        "PYTHONPATH": f"{project() / 'src'}:{CONTESTANTS}",
+        "PYTHONPATH": f"{(folder or project()) / 'src'}:{CONTESTANTS}",
         "OMP_NUM_THREADS": str(setting.threads),
         "BENCHMARK_DEVICE": setting.device,
         "BENCHMARK_DATA": str(setting.data_dir or ""),

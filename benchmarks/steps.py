@@ -3,8 +3,8 @@
 from .compare import Comparison, in_turns
 from .ranks import Setting, lines, peer, train
 
-BATCHES = {"cpu": (32, 128), "cuda": (32, 256)}  # of a rank: the default, and a larger one
-WARM_UP, STEPS = 100, {"cpu": 400, "cuda": 3000}
+BATCHES = {"cpu": (64, 16), "cuda": (64, 256)}  # of a rank: the default, and another
+WARM_UP, STEPS = 100, {"cpu": 500, "cuda": 3000}
 PEERS = {
     "bare loop": "bare",
     "Lightning": "with_lightning",

@@ -1,4 +1,7 @@
-"""The least that a rank does before its first step: import torch, join the others."""
+"""The least that a rank does before its first step: import torch, join the others.
+
+Where asked for, it makes DDP and an optimizer too, for which torch imports its compiler.
+"""
 
 import json
 import os
@@ -7,6 +10,14 @@ import time
 import torch.distributed as dist
 
 dist.init_process_group("nccl" if os.environ["BENCHMARK_DEVICE"] == "cuda" else "gloo")
+if os.environ["BENCHMARK_DDP"]:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    local_rank = int(os.environ["LOCAL_RANK"])
+    gpu = os.environ["BENCHMARK_DEVICE"] == "cuda"
+    network = torch.nn.Linear(1, 1).to(torch.device("cuda", local_rank) if gpu else "cpu")
+    torch.optim.SGD(DistributedDataParallel(network).parameters(), lr=0.1)
 dist.barrier()
 if dist.get_rank() == 0:
     print(json.dumps({"figure": time.time() - float(os.environ["BENCHMARK_BEGAN"])}), flush=True)

@@ -107,7 +107,9 @@ def test_an_uneven_stream_neither_hangs_nor_loses_samples(
 
 
 def test_bf16_computes_in_bf16(launch: Launch) -> None:
-    full, mixed = launch(2, name="fp32").summary, launch(2, "--precision=bf16", name="bf16").summary
+    flags = ("--lr=0.02", "--log-every=1")
+    full = launch(2, *flags, name="fp32").summary
+    mixed = launch(2, *flags, "--precision=bf16", name="bf16").summary
     assert mixed["parameters_sha256"] != full["parameters_sha256"]
     assert mixed["test_loss"] == pytest.approx(full["test_loss"], rel=0.05)
 

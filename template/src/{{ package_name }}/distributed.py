@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from logging.handlers import MemoryHandler
@@ -148,6 +148,7 @@ def joined(settings: Settings) -> Iterator[World]:
     device = choose_device(settings.device, ranks)
     backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
     if backend:
+        _allow_connections()
         address = meeting_point(os.environ)
         try:
             dist.init_process_group(
@@ -184,6 +185,18 @@ def joined(settings: Settings) -> Iterator[World]:
             "that one said last (killed for its memory, perhaps, if nothing)"
         ) from None
     world.leave()
+
+
+def _allow_connections() -> None:
+    """Let this process open as much as it may: the store and Gloo hold a connection to each rank.
+
+    The usual soft limit of 1,024 would end worlds of some hundred ranks.
+    """
+    with suppress(ImportError, OSError, ValueError):  # Windows has no limits, macOS not this one
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _introduce(ranks: Ranks, timeout: int) -> tuple[tuple[str, ...], dist.ProcessGroup | None]:

@@ -10,6 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,24 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -
         OSError: on every rank, where one could not write.
     """
     try:
-        dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
+        dcp.save(
+            dict(parts),
+            storage_writer=dcp.FileSystemWriter(folder),
+            planner=planner(),
+            process_group=group,
+        )
     except CheckpointException as error:
         rank, (first, _) = next(iter(error.failures.items()))
         raise OSError(f"rank {rank}: {first}") from None
+
+
+def planner() -> dcp.DefaultSavePlanner:
+    """Return what plans a save: like the last one where nothing but the values has changed.
+
+    Rank 0 puts the plans of all ranks together, which takes long where there are thousands.
+    """
+    known = "enable_plan_caching" in signature(dcp.DefaultSavePlanner).parameters  # in new torch
+    return dcp.DefaultSavePlanner(**({"enable_plan_caching": True} if known else {}))
 
 
 def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
