@@ -6,10 +6,11 @@ TORCH_INDEX ?=
 PYTHON3 ?= python3
 PYTHON := .venv/bin/python
 PYTEST_ARGS ?=
+ARGS ?=
 
 export TORCH TORCH_INDEX PYTHON3
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -25,12 +26,19 @@ lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff format --check .
 	.venv/bin/shellcheck .ci/run scripts/*.sh
 
+benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS chooses what
+	$(PYTHON) -m benchmarks $(ARGS)
+
 # torch comes first: the packages that ask for it then leave the build alone that was chosen.
 .venv/ready: pyproject.toml
 	$(PYTHON3) -m venv .venv
 	$(PYTHON) -m pip install --upgrade 'pip>=25.1'
 	$(PYTHON) -m pip install $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
 	$(PYTHON) -m pip install --group test
+	@touch $@
+
+.venv/with-peers: .venv/ready
+	$(PYTHON) -m pip install --group benchmark
 	@touch $@
 
 clean: ## remove the test environment and the demo

@@ -5,14 +5,14 @@ import importlib
 import os
 from pathlib import Path
 
-from . import compare
+from . import compare, report
 from .ranks import Setting
 
-SECTIONS = ("steps", "accuracy", "startup", "checkpoints", "rendering", "growth")
+SECTIONS = ("steps", "defaults", "accuracy", "startup", "checkpoints", "rendering", "growth")
 
 
 def main() -> int:
-    """Measure what was asked for; write results/<name>.json, and print the tables."""
+    """Measure what was asked for; write results/<name>.json and the report, print tables."""
     import torch
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -30,13 +30,14 @@ def main() -> int:
         threads=1,
         data_dir=Path(arguments.data_dir) if arguments.data_dir else None,
     )
-    path = Path(__file__).parent / "results" / f"{arguments.name or arguments.device}.json"
+    path = report.RESULTS / f"{arguments.name or arguments.device}.json"
     for section in arguments.what or SECTIONS:
         print(section, flush=True)
         module = importlib.import_module(f".{section}", __package__)
         for comparison in module.measure(setting, arguments.repeats):
             compare.save(path, comparison)
             print(comparison.as_markdown(), flush=True)
+    report.write()
     return 0
 
 

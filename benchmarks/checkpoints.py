@@ -9,6 +9,8 @@ from .ranks import CONTESTANTS, Setting, start
 
 SIZES = {"the example": 0, "a network of 300 MB": 300}  # and twice that with its optimizer's state
 
+EXAMPLE, LARGE = (600, 100), (12, 4)  # steps, and steps between checkpoints
+
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
     """Compare what is written behind the training with what it waits for, for both strategies."""
@@ -52,7 +54,7 @@ def median_milliseconds(
     setting: Setting, megabytes: int, strategy: str, at_once: bool
 ) -> dict[str, float]:
     """Return the milliseconds of a `step` and of a `save` in one training."""
-    steps, every = (12, 4) if megabytes else (600, 100)
+    steps, every = LARGE if megabytes else EXAMPLE
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         start(

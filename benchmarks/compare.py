@@ -7,6 +7,10 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .growth import Growth
 
 Measure = Callable[[], float]
 
@@ -57,7 +61,7 @@ class Comparison:
             "|---|--:|--:|",
         ]
         medians, ratios = self.medians, self.ratios
-        lines += [f"| {name} | {_short(medians[name])} | {ratios[name]:.2f} |" for name in medians]
+        lines += [f"| {name} | {short(medians[name])} | {ratios[name]:.2f} |" for name in medians]
         if self.target:
             lines += ["", f"Target: {self.target}: **{'met' if self.met else 'not met'}**."]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
@@ -73,7 +77,7 @@ def in_turns(contestants: Mapping[str, Measure], repeats: int) -> dict[str, list
         names = list(contestants)
         for name in names if turn % 2 == 0 else reversed(names):
             figures[name].append(contestants[name]())
-            print(f"  turn {turn + 1}  {name}: {_short(figures[name][-1])}", flush=True)
+            print(f"  turn {turn + 1}  {name}: {short(figures[name][-1])}", flush=True)
     return figures
 
 
@@ -92,7 +96,7 @@ def machine() -> dict[str, str | int]:
     return facts
 
 
-def save(path: Path, comparison: Comparison) -> None:
+def save(path: Path, comparison: "Comparison | Growth") -> None:
     """Put a comparison into the results of this machine, in the place of an older one."""
     results = json.loads(path.read_text("utf-8")) if path.exists() else {"comparisons": {}}
     results["machine"] = machine()
@@ -110,5 +114,6 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """Return three digits of a figure, or all before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .compare import short
 from .ranks import CONTESTANTS, Setting, environment, project
 
 SIZES = (2, 8, 64, 512, 4096)  # of worlds with a fake process group
@@ -50,19 +51,19 @@ class Growth:
             f"|---|{'--:|' * (len(self.sizes) + 1)}",
         ]
         for name, exponent in self.exponents.items():
-            shown = " | ".join(_short(value) for value in self.figures[name])
+            shown = " | ".join(short(value) for value in self.figures[name])
             lines.append(f"| {name} | {shown} | {exponent:.2f} |")
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
 
 
 def measure(setting: Setting, repeats: int) -> list[Growth]:
     """Play one rank of worlds of each size; training is counted in bytes, and so done once."""
-    parts = [_play(setting, size, repeats, "growing", what="parts") for size in SIZES]
-    ddp = [_play(setting, size, 1, "growing", what="ddp") for size in SIZES]
-    each = [_play(setting, size, 1, "growing", what="fsdp", each="yes") for size in SIZES]
+    parts = [play(setting, size, repeats, "growing", what="parts") for size in SIZES]
+    ddp = [play(setting, size, 1, "growing", what="ddp") for size in SIZES]
+    each = [play(setting, size, 1, "growing", what="fsdp", each="yes") for size in SIZES]
     # Gloo connects all pairs of ranks at once, or each at its first message.
-    eager = [_play(setting, size, repeats, "mesh") for size in MESHES]
-    lazy = [_play(setting, size, repeats, "mesh", TORCH_GLOO_LAZY_INIT="1") for size in MESHES]
+    eager = [play(setting, size, repeats, "mesh") for size in MESHES]
+    lazy = [play(setting, size, repeats, "mesh", TORCH_GLOO_LAZY_INIT="1") for size in MESHES]
     return [
         _growth(
             "Growth: an epoch's order and its first batch",
@@ -168,7 +169,7 @@ def _growth(
     return Growth(title, unit, list(sizes), figures)
 
 
-def _play(
+def play(
     setting: Setting,
     size: int,
     repeats: int,
@@ -197,10 +198,6 @@ def _play(
             raise RuntimeError(f"{program} of {size} ranks:\n{done.stderr[-3000:]}")
         found.append(json.loads(done.stdout.splitlines()[-1]))
     medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
-    shown = "  ".join(f"{name} {_short(value)}" for name, value in medians.items())
+    shown = "  ".join(f"{name} {short(value)}" for name, value in medians.items())
     print(f"  {program} {what} {size}: {shown}", flush=True)
     return medians
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -6,10 +6,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from copier import run_copy
 
 from .compare import Comparison, in_turns
 from .ranks import REPOSITORY, Setting, project
+
+VARIANTS = 16  # of those of tests/render/variants.py in which every two values meet
 
 
 def measure(_setting: Setting, repeats: int) -> list[Comparison]:
@@ -44,7 +49,42 @@ def measure(_setting: Setting, repeats: int) -> list[Comparison]:
             target="within 1.5 of Copier's own time",
         )
     comparison.met = comparison.ratios["this template"] <= 1.5
-    return [comparison]
+    return [comparison, measure_matrix(repeats)]
+
+
+def measure_matrix(repeats: int) -> Comparison:
+    """Compare how fast the tests render their variants with Copier alone, in one process."""
+    sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "render")]
+    from renderer import Renderer, copy_template
+    from variants import pairwise_variants
+
+    variants = pairwise_variants()[:VARIANTS]
+    with tempfile.TemporaryDirectory() as scratch:
+        template = copy_template(Path(scratch) / "template")
+
+        def plainly(answers: Mapping[str, object]) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                data = dict(answers)
+                run_copy(str(template), f"{folder}/new", data=data, defaults=True, quiet=True)
+
+        def rate(render: Callable[[Mapping[str, object]], object]) -> float:
+            began = time.perf_counter()
+            for answers in variants:
+                render(answers)
+            return len(variants) / (time.perf_counter() - began)
+
+        return Comparison(
+            title="Rendering the test matrix",
+            unit="renders/s",
+            baseline="Copier alone",
+            figures=in_turns(
+                {
+                    "the tests' renderer": lambda: rate(Renderer(template)),
+                    "Copier alone": lambda: rate(plainly),
+                },
+                repeats,
+            ),
+        )
 
 
 def run(module: str, *arguments: str) -> float:

@@ -1,5 +1,7 @@
 """Images per second: a bare loop, this project with all that it does, and its peers."""
 
+from pathlib import Path
+
 from .compare import Comparison, in_turns
 from .ranks import Setting, lines, peer, train
 
@@ -36,7 +38,9 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
     return comparisons
 
 
-def ours(setting: Setting, batch: int, steps: int) -> float:
+def ours(
+    setting: Setting, batch: int, steps: int, *flags: str, folder: Path | None = None
+) -> float:
     """Return images per second of this project, with TensorBoard, its log and checkpoints."""
     run_dir = train(
         setting,
@@ -44,6 +48,8 @@ def ours(setting: Setting, batch: int, steps: int) -> float:
         f"--max-steps={WARM_UP + steps}",
         "--epochs=1000",
         "--trackers=tensorboard",
+        *flags,
+        folder=folder,
     )
     logged = {line["step"]: line["time"] for line in lines(run_dir) if "train/loss" in line}
     seconds = logged[WARM_UP + steps] - logged[WARM_UP]

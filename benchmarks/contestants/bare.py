@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from workload import Clock, batch_size, device, images, loss, network, optimizer
+from workload import Clock, batch_size, clip, device, images, loss, network, optimizer
 
 where = device()
 dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
@@ -20,6 +20,7 @@ while not done:
     order = torch.randperm(len(targets), device=where, generator=generator)[rank::size]
     for batch in order.split(batch_size())[:-1]:
         loss(ddp(inputs[batch]), targets[batch]).backward()
+        clip(plain)
         update.step()
         update.zero_grad()
         if done := clock.step():

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from workload import Clock, batch_size, device, digits, loss, network, optimizer
+from workload import Clock, batch_size, clip, device, digits, loss, network, optimizer
 
 
 class Pictures(Dataset):
@@ -58,6 +58,7 @@ def main() -> None:
             update.zero_grad()
             value = loss(ddp(inputs), targets)
             value.backward()
+            clip(plain)
             update.step()
             if step % 10 == 0:
                 value.item()  # is printed

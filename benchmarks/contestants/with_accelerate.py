@@ -4,7 +4,7 @@ import os
 
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
-from workload import Clock, batch_size, device, images, loss, network, optimizer
+from workload import SETTINGS, Clock, batch_size, device, images, loss, network, optimizer
 
 accelerator = Accelerator(cpu=device().type == "cpu")
 gpu = accelerator.device.type == "cuda"
@@ -19,6 +19,7 @@ while not done:
     for inputs, targets in loader:
         update.zero_grad()
         accelerator.backward(loss(model(inputs), targets))
+        accelerator.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
         update.step()
         if done := clock.step():
             break

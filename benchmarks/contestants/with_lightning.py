@@ -7,7 +7,7 @@ import lightning
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from workload import Clock, batch_size, device, images, loss, network, optimizer
+from workload import SETTINGS, Clock, batch_size, device, images, loss, network, optimizer
 
 
 class Module(lightning.LightningModule):
@@ -38,6 +38,7 @@ trainer = lightning.Trainer(
     accelerator="gpu" if gpu else "cpu",
     devices=int(os.environ["WORLD_SIZE"]),
     strategy="ddp",
+    gradient_clip_val=SETTINGS.clip_norm,
     max_steps=module.clock.total,
     logger=False,
     enable_checkpointing=False,

@@ -50,6 +50,11 @@ def optimizer(of: nn.Module) -> torch.optim.Optimizer:
     return model.build_optimizer(of, SETTINGS)
 
 
+def clip(of: nn.Module) -> None:
+    """Scale the gradient down to the project's limit."""
+    nn.utils.clip_grad_norm_(of.parameters(), SETTINGS.clip_norm)
+
+
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the project's loss."""
     return model.loss(outputs, targets, SETTINGS.label_smoothing)

@@ -4,12 +4,15 @@ import functools
 import gzip
 import hashlib
 import http.server
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from .conftest import srun
 
 LOCK = threading.Lock()
 
@@ -239,3 +242,19 @@ def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Pa
     assert images.shape == (50, 28, 28) and set(labels.tolist()) <= set(range(10))
     assert (images == synthesize(50, seed=1)[0]).all()
     assert (images != synthesize(50, seed=2)[0]).any()
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_log_says_once_that_steps_wait_for_data(
+    project: Path, tmp_path: Path, slow: bool
+) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(project, folder)
+    path = folder / "src" / "demo" / "data.py"
+    text = path.read_text()
+    line = "        chosen = torch.as_tensor(indices)\n"
+    assert line in text
+    if slow:
+        path.write_text(text.replace(line, f"        __import__('time').sleep(0.2)\n{line}"))
+    job = srun(folder, tmp_path / "run", 2, "--max-steps=8", "--log-every=2").wait()
+    assert job.log.count("of their time: --workers 4?") == slow

@@ -102,6 +102,26 @@ def test_a_higher_partition_preempts_it(
     assert "by SIGTERM" in job.log
 
 
+def test_a_sharded_network_comes_back_from_preemption(projects: dict[str, Project]) -> None:
+    """With FSDP each node saves its part of everything; the parts are read on the next start."""
+    flags = ("--strategy=fsdp", "--max-steps=150")
+    whole = submit(projects["srun"], flags=flags)
+    assert whole.summary["global_step"] == 150
+    job = submit(projects["srun"], flags=flags).wait_for_step(30)
+    rival = projects["srun"].sbatch(
+        *("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    )
+    rival.wait_until("RUNNING", "COMPLETED")
+    assert job.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    assert job.summary["resumed_from_step"] > 0
+    assert reproducible(job.metrics()) == reproducible(whole.metrics())
+    assert "Traceback" not in job.log
+    folder = job.run_dir / "checkpoints"
+    shards = [path.name for path in (folder / "step-00000150.shards").iterdir()]
+    assert sorted(shards) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    check_checkpoints(folder)
+
+
 @both_launchers
 def test_an_administrator_requeues_it(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str

@@ -1,4 +1,4 @@
-"""What the log says of a run before it trains."""
+"""What the log says of a run, but for its numbers."""
 
 import logging
 from collections.abc import Mapping
@@ -54,3 +54,20 @@ def announce_resume(path: Path, state: Mapping[str, Any], settings: Settings, wo
         # What an earlier version did not know is not worth a warning.
         if name not in ("config", "run_dir", "resume") and before.get(name, value) != value:
             log.warning("%s was %s at the checkpoint, now %s", name, before[name], value)
+
+
+def announce_waiting(readings: Mapping[str, float], samples_per_step: int) -> bool:
+    """Log that steps wait for their samples, if that is most of their time.
+
+    Args:
+        readings: what was measured since the last time, by name.
+        samples_per_step: of all ranks.
+
+    Returns:
+        Whether it was logged.
+    """
+    seconds = samples_per_step / readings["train/images_per_second"]
+    share = readings["train/data_seconds"] / seconds
+    if share > 0.5:
+        log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
+    return share > 0.5

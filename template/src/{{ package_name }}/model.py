@@ -17,10 +17,10 @@ class Network(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.PixelUnshuffle(2),  # (4, 14, 14): the same pixels, a quarter of the positions
-            convolution(4, 32),
-            nn.MaxPool2d(2),  # (32, 7, 7)
-            convolution(32, 64),
-            convolution(64, 64),
+            convolution(4, 24),
+            nn.MaxPool2d(2),  # (24, 7, 7)
+            convolution(24, 48),
+            convolution(48, 64),
             nn.MaxPool2d(3, stride=2),  # (64, 3, 3)
             nn.Flatten(),
             nn.Linear(64 * 3 * 3, 10),

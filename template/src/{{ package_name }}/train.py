@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import checkpoint, data, model
-from .announce import announce, announce_resume
+from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints, parameters_sha256
 from .config import Settings
 from .distributed import (
@@ -74,6 +74,7 @@ class Trainer:
         self.best_accuracy, self.validated_step = -1.0, 0
         self.resumed_from: int | None = None
         self.trained_samples, self.trained_seconds = 0, 0.0
+        self.waiting_announced = settings.workers > 0
 
         self.datasets = data.load(settings)
         self.batches = TrainBatches(
@@ -261,6 +262,8 @@ class Trainer:
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
         self._refuse_divergence("the training loss is", readings["train/loss"])
+        if not self.waiting_announced and self.step > self.settings.log_every:
+            self.waiting_announced = announce_waiting(readings, self.samples_per_step)
         rate = {"train/lr": self.learning_rate()}
         self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
 

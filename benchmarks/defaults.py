@@ -1,0 +1,58 @@
+"""Images per second with and without what the example does, or leaves, to be fast."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .compare import Comparison, in_turns
+from .ranks import Setting, project
+from .steps import BATCHES, STEPS, ours
+
+# In model.py, by what it is called: the text that is there, and what takes its place.
+CHANGES = {
+    "channels first": ("torch.channels_last", "torch.contiguous_format"),
+    "fused optimizer": ("momentum=settings.momentum,", "momentum=settings.momentum, fused=True,"),
+}
+FLAGS = {
+    "torch.compile": "--compile",
+    "bf16": "--precision=bf16",
+    "no clipping": "--clip-norm=None",
+}
+
+
+def measure(setting: Setting, repeats: int) -> list[Comparison]:
+    """Compare the project as it is rendered with each of the changes."""
+    batch, steps = BATCHES[setting.device][0], STEPS[setting.device]
+
+    def measured(flag: str | None = None, folder: Path | None = None) -> Callable[[], float]:
+        flags = [flag] if flag else []
+        return lambda: ours(setting, batch, steps, *flags, folder=folder)
+
+    contestants = {"as rendered": measured()}
+    contestants |= {name: measured(flag=flag) for name, flag in FLAGS.items()}
+    contestants |= {name: measured(folder=changed(*change)) for name, change in CHANGES.items()}
+    return [
+        Comparison(
+            title=f"Defaults: images per second, batches of {batch}",
+            unit="images/s",
+            baseline="as rendered",
+            figures=in_turns(contestants, repeats),
+        )
+    ]
+
+
+def changed(old: str, new: str) -> Path:
+    """Return a project with another model.py.
+
+    Raises:
+        ValueError: the text to change is not there.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"
+    shutil.copytree(project(), folder)
+    path = folder / "src" / "demo" / "model.py"
+    text = path.read_text("utf-8")
+    if old not in text:
+        raise ValueError(f"model.py has no '{old}' any more: change {Path(__file__).name}")
+    path.write_text(text.replace(old, new), "utf-8")
+    return folder

@@ -1,0 +1,74 @@
+"""Writes what was measured into README.md, and draws it: `python -m benchmarks.report`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import plots
+from .compare import Comparison, short
+
+README = Path(__file__).parent / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- made by report.py -->", "<!-- the end of what report.py made -->"
+
+
+def write() -> None:
+    """Draw all results, and put their tables into README.md, in the place of the older ones."""
+    for path in sorted(RESULTS.glob("*.json")):
+        plots.main([str(path)])
+    README.write_text(renewed(README.read_text("utf-8")), "utf-8")
+
+
+def renewed(readme: str) -> str:
+    """Return the text of README.md with the tables of what is in the folder of results."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    tables = [table(path.stem, load(path)) for path in sorted(RESULTS.glob("*.json"))]
+    return "\n\n".join([before + BEGIN, *tables, END + after])
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return a file of results."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def table(name: str, results: Mapping[str, Any]) -> str:
+    """Return one table of all ratios that were measured on a machine."""
+    machine = results["machine"]
+    gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
+    lines = [
+        f"**{name}**: {gpu}{machine['processor']}, {machine['cores']} cores, "
+        f"Python {machine['python']}, PyTorch {machine['torch']}",
+        "",
+        f"![Ratios of this project and of others to a baseline]({RESULTS.name}/{name}-ratios.png)",
+        "",
+        "| | this project | baseline | ratio | target | others, as ratios |",
+        "|---|--:|--:|--:|---|---|",
+    ]
+    lines += [
+        row(Comparison(**each)) for each in results["comparisons"].values() if "baseline" in each
+    ]
+    return "\n".join(lines)
+
+
+def row(comparison: Comparison) -> str:
+    """Return a comparison's line: its first contestant is this project."""
+    medians, ratios = comparison.medians, comparison.ratios
+    mine, *names = medians
+    others = [f"{name} {ratios[name]:.2f}" for name in names if name != comparison.baseline]
+    verdict = {True: "; met", False: "; **not met**", None: ""}[comparison.met]
+    return " | ".join(
+        [
+            f"| {comparison.title}",
+            f"{short(medians[mine])} {comparison.unit}",
+            f"{comparison.baseline}: {short(medians[comparison.baseline])}",
+            f"{ratios[mine]:.2f}",
+            f"{comparison.target}{verdict}",
+            f"{', '.join(others)} |",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,45 @@
+"""The benchmarks still run, over a handful of steps. How fast anything is, no test asks."""
+
+import pytest
+
+from benchmarks import checkpoints, defaults, growth, report, startup, steps
+from benchmarks.compare import Comparison
+from benchmarks.ranks import Setting, peer
+
+SETTING = Setting(device="cpu", ranks=2, threads=1, data_dir=None)
+
+
+def test_the_readme_has_the_tables_of_the_results() -> None:
+    readme = report.README.read_text("utf-8")
+    assert report.renewed(readme) == readme, "run python -m benchmarks.report"
+
+
+def test_ratios_are_those_of_the_same_turn() -> None:
+    comparison = Comparison("speed", "images/s", "bare", {"ours": [1, 8, 3], "bare": [2, 4, 3]})
+    assert comparison.ratios == {"ours": 1, "bare": 1}
+    assert comparison.medians == {"ours": 3, "bare": 3}
+
+
+def test_the_trainer_and_those_beside_it_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "WARM_UP", 50)
+    assert steps.ours(SETTING, 4, 50) > 0
+    for name in ("bare", "reference"):  # the others need packages that no test does
+        assert peer(SETTING, name, batch=4, warm_up=1, steps=3) > 0
+    assert startup.joined(SETTING, ddp="yes") > 0
+    assert all(defaults.changed(*change).is_dir() for change in defaults.CHANGES.values())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_saves_are_timed(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EXAMPLE", (12, 4))
+    figures = checkpoints.median_milliseconds(SETTING, 0, strategy, at_once=True)
+    assert figures["step"] > 0 and figures["save"] > 0
+
+
+def test_one_rank_of_many_is_played() -> None:
+    few, many = (growth.play(SETTING, size, 1, "growing", what="parts") for size in (2, 64))
+    assert many["fsdp MiB"] == pytest.approx(few["fsdp MiB"] / 32, rel=0.01)
+    assert many["ddp MiB"] == few["ddp MiB"]
+    assert many["shard files"] == 64 + 2
+    assert growth.play(SETTING, 64, 1, "growing", what="fsdp", each="yes")["files"] > 0
+    assert growth.play(SETTING, 4, 1, "mesh")["descriptors"] > 0
