@@ -70,13 +70,15 @@ def draw_ratios(results: Mapping[str, Any], path: Path) -> None:
     """
     compared = [each for each in results["comparisons"].values() if "baseline" in each]
     rows = sum(len(each["figures"]) for each in compared)  # a title stands in its baseline's place
-    figure = Figure(figsize=(9, 0.9 + 0.26 * rows), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(10, 0.9 + 0.26 * rows), layout="constrained", facecolor="white")
     axes = figure.subplots()
     names: list[str] = []
     for each in compared:
         bold = each["title"].translate({ord("`"): None})
-        names.append(f"{bold}, {each['unit']}; 1 is {each['baseline']}")
-        axes.axhline(len(names) - 1, **STYLE)
+        title = f"{bold}, {each['unit']}; 1: {each['baseline']}"
+        place = axes.get_yaxis_transform()  # from the left edge, whatever the ratios are
+        axes.text(0.01, len(names), title, transform=place, va="center", size=8, weight="bold")
+        names.append("")
         target = next((x for words, x in TARGETS.items() if each["target"].startswith(words)), None)
         ratios = {name: x for name, x in _ratios(each).items() if name != each["baseline"]}
         for name, ratio in ratios.items():
@@ -88,11 +90,10 @@ def draw_ratios(results: Mapping[str, Any], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.set_xlim(low / 1.4, high * 1.4)  # room for the numbers
+    axes.set_xlim(low / 1.6, high * 1.6)  # room for the numbers
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    for label in axes.get_yticklabels():
-        label.set_fontweight("bold" if "; 1 is " in label.get_text() else "normal")
+    axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(
         "ratio to the baseline in the same turn; red: this project's target", fontsize=8

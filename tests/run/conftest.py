@@ -76,11 +76,18 @@ class Job:
             assert time.monotonic() < deadline, self.log
             time.sleep(0.005)
 
-    def interrupt(self, step: int, tracker: str) -> None:
-        """Kill the ranks once the tracker has started and the run has logged the step."""
-        ids = self.run_dir / "trackers.json"
+    def interrupt(self, step: int, tracker: str, saved: bool = True) -> None:
+        """Kill the ranks once the tracker has started and the run has logged the step.
+
+        `saved`: once there is a checkpoint, too. It is written behind the training.
+        """
+        ids, latest = self.run_dir / "trackers.json", self.run_dir / "checkpoints/latest"
         deadline = time.monotonic() + PATIENCE
-        while not ids.exists() or tracker not in json.loads(ids.read_text()):
+        while (
+            not ids.exists()
+            or tracker not in json.loads(ids.read_text())
+            or (saved and not latest.exists())
+        ):
             assert self.processes[0].poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.005)

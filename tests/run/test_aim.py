@@ -291,7 +291,7 @@ def test_a_server_that_is_not_there_does_not_stop_training(
 def test_a_server_gets_everything_also_after_it_died(full_project: Path, tmp_path: Path) -> None:
     port = free_port()
     where = {"AIM_REPO": f"aim://127.0.0.1:{port}"}
-    mine = flags(tmp_path, "--max-steps=600", "--epochs=2")
+    mine = flags(tmp_path, "--max-steps=600", "--epochs=3")
     (tmp_path / "served").mkdir()
     with server(tmp_path / "served", port) as process:
         srun(full_project, tmp_path / "trial/run", 1, *mine, **where).interrupt(30, "aim")

@@ -62,7 +62,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again_in_its_p
     project: Path, launch: Launch, tmp_path: Path
 ) -> None:
     flags = (*SHORT, "--checkpoint-every=1000")
-    srun(project, tmp_path / "run", 1, *flags).interrupt(30, "tensorboard")
+    srun(project, tmp_path / "run", 1, *flags).interrupt(30, "tensorboard", saved=False)
     job = launch(1, *flags)
     events = tensorboard(job.run_dir / "tensorboard")
     assert [event.step for event in events.Scalars("train/loss")] == STEPS
