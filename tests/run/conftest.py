@@ -79,8 +79,13 @@ class Job:
     def interrupt(self, step: int, tracker: str, saved: bool = True) -> None:
         """Kill the ranks once the tracker has started and the run has logged the step.
 
-        `saved`: once there is a checkpoint, too. It is written behind the training.
+        `saved`: once there is a checkpoint, too.
         """
+        self.wait_for_tracker(step, tracker, saved)
+        self.kill()
+
+    def wait_for_tracker(self, step: int, tracker: str, saved: bool = True) -> None:
+        """Return once it has started, and a checkpoint is there, which is written behind it."""
         ids, latest = self.run_dir / "trackers.json", self.run_dir / "checkpoints/latest"
         deadline = time.monotonic() + PATIENCE
         while (
@@ -92,7 +97,6 @@ class Job:
             assert time.monotonic() < deadline, self.log
             time.sleep(0.005)
         self.wait_for_step(step)
-        self.kill()
 
     @property
     def log(self) -> str:

@@ -8,7 +8,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from .conftest import Launch, srun
 
-SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5", "--trackers=tensorboard")
+SHORT = (
+    "--batch-size=32",
+    "--max-steps=200",
+    "--checkpoint-every=20",
+    "--log-every=5",
+    "--trackers=tensorboard",
+)
 STEPS = list(range(5, 201, 5))
 
 

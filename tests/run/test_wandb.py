@@ -13,7 +13,13 @@ import pytest
 
 from .conftest import srun
 
-SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5", "--trackers=wandb")
+SHORT = (
+    "--batch-size=32",
+    "--max-steps=200",
+    "--checkpoint-every=20",
+    "--log-every=5",
+    "--trackers=wandb",
+)
 STEPS = list(range(5, 201, 5))
 
 
@@ -59,7 +65,7 @@ def test_everything_is_there_once_of_a_resumed_run(
     if how == "kill":
         job.interrupt(30, "wandb")
     else:
-        job.wait_for_step(30)
+        job.wait_for_tracker(30, "wandb")
         # As Slurm does: every process of the ranks gets the signal, W&B's own too.
         ranks = [psutil.Process(process.pid) for process in job.processes]
         own = [child for rank in ranks for child in rank.children(recursive=True)]
