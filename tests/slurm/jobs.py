@@ -107,7 +107,9 @@ class Job:
         found = {}
         for process, env in self._processes():
             words = process.cmdline()
-            if "demo" in words and "train" in words and "demo.torchrun" not in words:
+            # What starts ranks names their command too.
+            starts = "demo.torchrun" in words or "sweep" in words
+            if "demo" in words and "train" in words and not starts:
                 found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
         return found
 
