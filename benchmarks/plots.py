@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from .compare import Comparison
 
 COLUMNS = 3
 STYLE = {"color": "#d9d9d9", "linewidth": 0.6}  # of grids, behind the figures
@@ -80,7 +81,9 @@ def draw_ratios(results: Mapping[str, Any], path: Path) -> None:
         axes.text(0.01, len(names), title, transform=place, va="center", size=8, weight="bold")
         names.append("")
         target = next((x for words, x in TARGETS.items() if each["target"].startswith(words)), None)
-        ratios = {name: x for name, x in _ratios(each).items() if name != each["baseline"]}
+        ratios = {
+            name: x for name, x in Comparison(**each).ratios.items() if name != each["baseline"]
+        }
         for name, ratio in ratios.items():
             color = OURS if ratio == next(iter(ratios.values())) else OTHERS
             _draw_ratio(axes, len(names), ratio, color)
@@ -116,15 +119,6 @@ def _draw_ratio(axes: Axes, row: int, ratio: float, color: str) -> None:
         horizontalalignment="left" if outward > 0 else "right",
         verticalalignment="center",
     )
-
-
-def _ratios(comparison: Mapping[str, Any]) -> dict[str, float]:
-    """Return the median over turns of each contestant's ratio to the baseline."""
-    base = comparison["figures"][comparison["baseline"]]
-    return {
-        name: statistics.median(x / y for x, y in zip(values, base, strict=True))
-        for name, values in comparison["figures"].items()
-    }
 
 
 def main(paths: list[str]) -> None:
