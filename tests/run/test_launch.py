@@ -1,6 +1,7 @@
 """The same command serves every launcher, and says which ranks it found."""
 
 import json
+import resource
 import signal
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path
         assert (summary["world_size"], summary["backend"], summary["device"]) == (2, "gloo", "cpu")
         assert (summary["global_step"], len(summary["hostnames"])) == (30, 2)
     assert len({summary["parameters_sha256"] for summary in summaries}) == 1
+
+
+def test_a_low_limit_of_open_files_is_raised(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 8, "--max-steps=1", "--batch-size=8")
+    for process in job.processes:
+        _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        # Eight ranks need about 50 each.
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (44, most))
+    assert job.wait().summary["world_size"] == 8
 
 
 def test_one_process_without_a_launcher(project: Path, tmp_path: Path) -> None:

@@ -86,6 +86,18 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 2, *LONG, "--timeout=5")
+    job.wait_for_step(5)
+    job.processes[1].send_signal(signal.SIGSTOP)
+    try:
+        assert job.processes[0].wait(PATIENCE) == 1, job.log
+    finally:
+        job.kill()
+    assert "waited 5 s in vain for another rank" in job.log
+    assert "Traceback" not in job.log
+
+
 @pytest.mark.parametrize(
     "flags",
     [

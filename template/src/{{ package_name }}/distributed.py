@@ -56,12 +56,12 @@ class World:
         dist.all_reduce(tensor, operation, group=self.control)
         return tensor.tolist()
 
-    def vote(self, stop: bool, samples: int) -> "Vote":
-        """Start to tell the others whether this rank must stop, and its samples for a step."""
-        tally = torch.tensor([stop, samples], dtype=torch.int64)
+    def start_sum(self, values: list[int]) -> "Sum":
+        """Start to sum the values over all ranks, and return what has the sums later."""
+        tensor = torch.tensor(values, dtype=torch.int64)
         if self.size == 1:
-            return Vote(tally, None)
-        return Vote(tally, dist.all_reduce(tally, group=self.control, async_op=True))
+            return Sum(tensor, None)
+        return Sum(tensor, dist.all_reduce(tensor, group=self.control, async_op=True))
 
     def share(self, value: Any) -> Any:  # noqa: ANN401 - whatever can be pickled
         """Return rank 0's value on every rank."""
@@ -109,19 +109,18 @@ class World:
 
 
 @dataclass
-class Vote:
-    """An exchange between all ranks that goes on while a step is computed."""
+class Sum:
+    """Sums over all ranks that are on their way while a rank does something else."""
 
-    tally: torch.Tensor
+    tensor: Tensor
     work: dist.Work | None
 
-    def result(self) -> tuple[bool, int]:
-        """Wait for the others; return whether any rank must stop, and the samples of all."""
+    def result(self) -> list[int]:
+        """Wait for the others; return the sums, the same numbers on each rank."""
         if self.work is not None:
             self.work.wait()
             self.work = None
-        stops, samples = self.tally.tolist()
-        return stops > 0, samples
+        return self.tensor.tolist()
 
 
 @contextmanager
@@ -177,11 +176,12 @@ def joined(settings: Settings) -> Iterator[World]:
         )
         yield world
     except RuntimeError as error:
-        # How Gloo says that the process at the other end is gone.
-        if "peer" not in str(error):
+        # How Gloo says that the process at the other end is gone, or says nothing.
+        if not any(sign in str(error) for sign in ("peer", "Timed out")):
             raise
+        lost = "lost" if "peer" in str(error) else f"waited {settings.timeout} s in vain for"
         raise UsageError(
-            f"rank {ranks.rank} on {socket.gethostname()} lost another rank: look above for what "
+            f"rank {ranks.rank} on {socket.gethostname()} {lost} another rank: look above for what "
             "that one said last (killed for its memory, perhaps, if nothing)"
         ) from None
     world.leave()

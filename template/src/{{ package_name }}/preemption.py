@@ -1,6 +1,6 @@
 """From a signal to a note that all ranks act on at the same step.
 
-A handler only notes the signal. The ranks compare notes at each step (`World.vote`) and leave
+A handler only notes the signal. The ranks compare notes between steps (votes.py) and leave
 together: saving inside a handler, or on one rank alone, hangs or corrupts.
 """
 

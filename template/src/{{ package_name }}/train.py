@@ -17,7 +17,6 @@ from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints, parameters_sha256
 from .config import Settings
 from .distributed import (
-    Vote,
     World,
     autocast,
     joined,
@@ -38,6 +37,7 @@ from .seeding import seed_torch
 from .sharding import TrainBatches, evaluation_batches
 from .strategy import distribute, gradient_norm, gradients_stay_here, parameter_norm
 from .tracking import Status, select
+from .votes import Votes
 
 log = logging.getLogger(__name__)
 
@@ -136,16 +136,17 @@ class Trainer:
         bar = self.report.progress_bar(self.epoch, self.epoch_steps, steps or None)
         windows = self._windows()
         window = self._next(windows)
-        vote = self._vote(window)
+        votes = Votes(self.world, self.stop, self.batches.uneven)
+        votes.begin(self.step, self._samples(window))
         began = time.perf_counter()
         stopping, samples = False, 1
         while not self._at_last_step():
-            stopping, samples = vote.result()
+            stopping, samples = votes.result()
             if stopping or samples == 0:
                 break
             # The next step's vote travels while this step is computed.
             following = self._next(windows)
-            vote = self._vote(following)
+            votes.begin(self.step, self._samples(following))
             self._train_step(window, samples)
             window = following
             bar.update()
@@ -153,7 +154,7 @@ class Trainer:
                 self._log_step()
             if self.step % self.settings.checkpoint_every == 0 and not self._at_last_step():
                 self._save()
-        vote.result()
+        votes.result()
         bar.close()
         self.trained_seconds += time.perf_counter() - began
         if stopping:
@@ -193,9 +194,12 @@ class Trainer:
         record("train/data_seconds", time.perf_counter() - began)
         return window
 
-    def _vote(self, window: list[Batch]) -> Vote:
-        samples = sum(len(targets) for _, targets in window)
-        return self.world.vote(self.stop.received is not None, samples)
+    def _samples(self, window: list[Batch]) -> int:
+        """Return this rank's samples of a step."""
+        if self.batches.uneven:
+            return sum(len(targets) for _, targets in window)
+        # Those of its indices, as many on each rank, also where `collate` leaves some out.
+        return len(window) * self.settings.batch_size
 
     def _train_step(self, window: list[Batch], samples: int) -> None:
         """Take one optimizer step.
