@@ -7,6 +7,7 @@ from .compare import Comparison, in_turns
 from .ranks import Setting, figures, train
 
 ENOUGH = 0.99
+SHARE = 1 / 25  # of the other recipe's time
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
@@ -28,12 +29,13 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
             repeats,
         ),
         target="under two seconds" if gpu else "25 times as fast",
+        limit=None if gpu else SHARE,
         notes=notes,
     )
     if gpu:
         comparison.met = comparison.medians["this project"] < 2
     else:
-        comparison.met = comparison.ratios["this project"] <= 1 / 25
+        comparison.met = comparison.ratios["this project"] <= SHARE
     return [comparison]
 
 

@@ -25,6 +25,7 @@ class Comparison:
         baseline: the contestant that the others are divided by.
         figures: one for each repeat, by contestant.
         target: what the ratio of the first contestant should be, in words; empty for none.
+        limit: the same as a number, for the picture; None if it is no ratio.
         met: whether it is so; None if there is no target.
     """
 
@@ -33,6 +34,7 @@ class Comparison:
     baseline: str
     figures: dict[str, list[float]]
     target: str = ""
+    limit: float | None = None
     met: bool | None = None
     notes: list[str] = field(default_factory=list)
 

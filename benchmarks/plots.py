@@ -15,14 +15,6 @@ from .compare import Comparison
 COLUMNS = 3
 STYLE = {"color": "#d9d9d9", "linewidth": 0.6}  # of grids, behind the figures
 OURS, OTHERS, TARGET = "#1f6fb4", "#8a8a8a", "#c0392b"
-TARGETS = {  # how the words of a target begin, and where it lies
-    "at least 0.97": 0.97,
-    "25 times as fast": 1 / 25,
-    "at most 1.25": 1.25,
-    "less than 0.3": 0.3,
-    "less than a step": 1.0,
-    "within 1.5": 1.5,
-}
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
@@ -80,15 +72,14 @@ def draw_ratios(results: Mapping[str, Any], path: Path) -> None:
         place = axes.get_yaxis_transform()  # from the left edge, whatever the ratios are
         axes.text(0.01, len(names), title, transform=place, va="center", size=8, weight="bold")
         names.append("")
-        target = next((x for words, x in TARGETS.items() if each["target"].startswith(words)), None)
         ratios = {
             name: x for name, x in Comparison(**each).ratios.items() if name != each["baseline"]
         }
         for name, ratio in ratios.items():
             color = OURS if ratio == next(iter(ratios.values())) else OTHERS
             _draw_ratio(axes, len(names), ratio, color)
-            if color == OURS and target:
-                axes.plot(target, len(names), "|", color=TARGET, markersize=14, markeredgewidth=2)
+            if color == OURS and each["limit"]:
+                axes.plot(each["limit"], len(names), "|", color=TARGET, markersize=14, mew=2)
             names.append(name)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")

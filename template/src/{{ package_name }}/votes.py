@@ -32,10 +32,10 @@ class Votes:
         self.sum: Sum | None = None
 
     def begin(self, step: int, samples: int) -> None:
-        """Start to vote on the step after next, or let it pass unasked.
+        """Start to vote on a step, or let it pass unasked.
 
         Args:
-            step: steps taken.
+            step: steps taken by now.
             samples: of this rank in the step that the vote is on; 0 at the end of its epoch, where
                 ranks always ask. Other ranks have as many, unless they are uneven.
         """
