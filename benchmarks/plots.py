@@ -75,8 +75,9 @@ def draw_ratios(results: Mapping[str, Any], path: Path) -> None:
         ratios = {
             name: x for name, x in Comparison(**each).ratios.items() if name != each["baseline"]
         }
+        mine = next(iter(each["figures"]))
         for name, ratio in ratios.items():
-            color = OURS if ratio == next(iter(ratios.values())) else OTHERS
+            color = OURS if name == mine else OTHERS
             _draw_ratio(axes, len(names), ratio, color)
             if color == OURS and each["limit"]:
                 axes.plot(each["limit"], len(names), "|", color=TARGET, markersize=14, mew=2)
