@@ -67,6 +67,23 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_training_set_of_another_length_on_one_rank(project: Path, tmp_path: Path) -> None:
+    """Such as of someone who cuts it up already in data.py."""
+    mine = tmp_path / "demo"
+    shutil.copytree(project, mine)
+    data = mine / "src/demo/data.py"
+    code = data.read_text()
+    held_out = "    held_out = settings.validation_size\n"
+    assert held_out in code
+    part = "    import os\n    images = images[int(os.environ['SLURM_PROCID']) :]\n"
+    labels = "    labels = labels[len(labels) - len(images) :]\n"
+    data.write_text(code.replace(held_out, part + labels + held_out))
+    job = srun(mine, tmp_path / "run", 2).wait()
+    assert job.codes == [1, 1], job.log
+    assert "the training set has 14999 samples on rank 1, and from 14999 to 15000" in job.log
+    assert "Traceback" not in job.log
+
+
 def test_two_trainings_in_one_run_folder(project: Path, tmp_path: Path) -> None:
     first = srun(project, tmp_path / "run", 1, "--max-steps=100000", "--epochs=1000")
     try:

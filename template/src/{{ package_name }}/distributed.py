@@ -177,7 +177,8 @@ def joined(settings: Settings) -> Iterator[World]:
         yield world
     except RuntimeError as error:
         # How Gloo says that the process at the other end is gone, or says nothing.
-        if not any(sign in str(error) for sign in ("peer", "Timed out")):
+        signs = ("peer", "Timed out waiting", "Application timeout")
+        if not any(sign in str(error) for sign in signs):
             raise
         lost = "lost" if "peer" in str(error) else f"waited {settings.timeout} s in vain for"
         raise UsageError(
@@ -222,6 +223,21 @@ def refuse_different_settings(settings: Settings, world: World) -> None:
                 f"rank {world.rank} has {name} {mine[name]}, but rank 0 has {value}: start all "
                 "ranks with the same flags and the same configs/train.yaml"
             )
+
+
+def refuse_different_samples(samples: int | None, world: World) -> None:
+    """Make sure that the training set has as many samples on all ranks.
+
+    Raises:
+        UsageError: on every rank, if it has not.
+    """
+    most, fewest = world.maximum([samples or 0, -(samples or 0)])
+    if most != -fewest:
+        raise UsageError(
+            f"the training set has {samples} samples on rank {world.rank}, and from {-fewest:.0f} "
+            f"to {most:.0f} on all: data.py must return the same on each, which sharding.py shares "
+            "out"
+        )
 
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:

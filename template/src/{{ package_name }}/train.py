@@ -20,6 +20,7 @@ from .distributed import (
     World,
     autocast,
     joined,
+    refuse_different_samples,
     refuse_different_settings,
     set_up_logging,
     to_device,
@@ -87,6 +88,7 @@ class Trainer:
             pin=world.device.type == "cuda",
         )
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
+        refuse_different_samples(self.batches.samples, world)
         if not self.batches.samples and not settings.max_steps:
             raise UsageError("the training set does not say its length: set --max-steps")
 
@@ -136,7 +138,7 @@ class Trainer:
         bar = self.report.progress_bar(self.epoch, self.epoch_steps, steps or None)
         windows = self._windows()
         window = self._next(windows)
-        votes = Votes(self.world, self.stop, self.batches.uneven)
+        votes = Votes(self.world, self.stop, self.step, self.batches.uneven)
         votes.begin(self.step, self._samples(window))
         began = time.perf_counter()
         stopping, samples = False, 1
@@ -154,7 +156,7 @@ class Trainer:
                 self._log_step()
             if self.step % self.settings.checkpoint_every == 0 and not self._at_last_step():
                 self._save()
-        votes.result()
+        votes.result()  # of the step behind max_steps: ranks must hear it before they talk again
         bar.close()
         self.trained_seconds += time.perf_counter() - began
         if stopping:
@@ -196,10 +198,15 @@ class Trainer:
 
     def _samples(self, window: list[Batch]) -> int:
         """Return this rank's samples of a step."""
-        if self.batches.uneven:
-            return sum(len(targets) for _, targets in window)
-        # Those of its indices, as many on each rank, also where `collate` leaves some out.
-        return len(window) * self.settings.batch_size
+        return sum(self._weight(batch) for batch in window)
+
+    def _weight(self, batch: Batch) -> int:
+        """Return for how many samples a batch counts.
+
+        Of a map-style dataset these are its indices, equally many on each rank. `collate` may have
+        left some out, or have made several targets of each.
+        """
+        return len(batch[1]) if self.batches.uneven else self.settings.batch_size
 
     def _train_step(self, window: list[Batch], samples: int) -> None:
         """Take one optimizer step.
@@ -215,7 +222,7 @@ class Trainer:
             group["lr"] = self.learning_rate()
         seed_torch("step", settings.seed, self.world.rank, self.step)
         loss_sum = torch.zeros((), device=device)
-        weighted = [(batch, len(batch[1])) for batch in window]
+        weighted = [(batch, self._weight(batch)) for batch in window]
         if self.batches.uneven:
             weighted += [(self.batches.last, 0)] * (settings.accumulate - len(window))
         for number, ((inputs, targets), weight) in enumerate(weighted, 1):

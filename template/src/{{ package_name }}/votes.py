@@ -1,8 +1,8 @@
 """What ranks ask each other before a step: must anybody stop, and how many samples has it?
 
 The answer travels while the step before is computed, and still costs a step of ten milliseconds a
-twentieth of its time. Ranks that all have equally many samples need not ask before each step: they
-do so about ten times a second.
+twentieth of its time. So ranks that all have equally many samples vote on every tenth step alone,
+as long as steps are short.
 """
 
 import time
@@ -10,59 +10,62 @@ import time
 from .distributed import Sum, World
 from .preemption import StopRequest
 
-SECONDS = 0.1  # between two votes
-STEPS = 10  # at most, in case that steps suddenly take long
+SHORT = 0.1  # seconds of a step
+APART = 10  # steps: also how many a signal may wait for, should they suddenly become long
 
 
 class Votes:
-    """The votes before the steps of one epoch.
+    """The votes on the steps of one epoch.
 
-    Every rank calls `begin` before a step, and `result` when it needs the outcome.
+    Every rank calls `begin` for the step after this one, takes this one, and then asks for the
+    `result`, once.
 
     Args:
         world: the ranks.
         stop: whether this one was asked to stop.
-        uneven: whether ranks may have different numbers of samples, so that each step needs asking.
+        step: steps taken by now.
+        uneven: whether ranks may have different numbers of samples, so that each step needs a vote.
     """
 
-    def __init__(self, world: World, stop: StopRequest, uneven: bool) -> None:
-        self.world, self.stop, self.uneven = world, stop, uneven
-        self.asked_at, self.since, self.unasked = 0, time.perf_counter(), 0
+    def __init__(self, world: World, stop: StopRequest, step: int, uneven: bool) -> None:
+        self.world, self.stop = world, stop
+        self.all_needed = uneven or world.size == 1  # alone, asking costs nothing
+        self.to_pass = 0  # steps without a vote that are still to come
+        self.last_step, self.last_time = step, time.perf_counter()
         self.samples = 0
         self.sum: Sum | None = None
 
     def begin(self, step: int, samples: int) -> None:
-        """Start to vote on a step, or let it pass unasked.
+        """Start the vote on the next step, or let it pass without one.
 
         Args:
             step: steps taken by now.
             samples: of this rank in the step that the vote is on; 0 at the end of its epoch, where
-                ranks always ask. Other ranks have as many, unless they are uneven.
+                there always is one. Other ranks have as many, unless they are uneven.
         """
         self.samples, self.sum = samples, None
-        if self.unasked and samples:
-            self.unasked -= 1
+        if self.to_pass and samples:
+            self.to_pass -= 1
             return
         stop = self.stop.received is not None
-        self.sum = self.world.start_sum([stop, samples, self._pause(step)])
+        self.sum = self.world.start_sum([stop, samples, self._steps_are_short(step)])
 
     def result(self) -> tuple[bool, int]:
         """Return whether any rank must stop before the step, and the samples of all ranks in it."""
         if self.sum is None:
             return False, self.samples * self.world.size
         began = time.perf_counter()
-        stops, samples, pauses = self.sum.result()
-        self.since += time.perf_counter() - began
-        if not self.uneven:
-            self.unasked = max(pauses // self.world.size - 1, 0)
+        stops, samples, short = self.sum.result()
+        # A slow vote must not make steps look long, and so votes more frequent.
+        self.last_time += time.perf_counter() - began
+        # Decided by what all ranks know alike: one that went by its own clock would be alone.
+        if short == self.world.size and not self.all_needed:
+            self.to_pass = APART - 1
         return stops > 0, samples
 
-    def _pause(self, step: int) -> int:
-        """Return after how many steps this rank would vote again, by how long the last ones took.
-
-        Waiting for a vote is left out: it would make ranks that wait long vote more often.
-        """
+    def _steps_are_short(self, step: int) -> bool:
+        """Return whether those since the last vote were, on this rank."""
         now = time.perf_counter()
-        taken, seconds = step - self.asked_at, now - self.since
-        self.asked_at, self.since = step, now
-        return int(min(taken * SECONDS / max(seconds, 1e-9), STEPS))
+        taken, seconds = step - self.last_step, now - self.last_time
+        self.last_step, self.last_time = step, now
+        return seconds < taken * SHORT
