@@ -161,7 +161,7 @@ CORE = (
     "__init__ __main__ announce checkpoint config curves data distributed errors evaluation "
     "figures files heartbeat launcher metrics mnist model parts plot preemption provenance "
     "recording report runs saving schedule seeding shard_files sharding slurm strategy system "
-    "torchrun train workers tracking/__init__ "
+    "torchrun train votes workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
     "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
     "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
