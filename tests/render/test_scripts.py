@@ -277,7 +277,7 @@ def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
         ({"JOB_STATE": "COMPLETING 0 None"}, "the job was cancelled"),
         (
             {"JOB_STATE": "COMPLETING 1 job requeued in held state"},
-            "Slurm has put the job back into the queue",
+            "stopped after a checkpoint, and back to the queue",
         ),
         ({"SLURM_RESTART_COUNT": "10"}, "that was done 10 times"),
         ({"SLURM_RESTART_COUNT": "2", "MAX_REQUEUES": "2"}, "that was done 2 times"),

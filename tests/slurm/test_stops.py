@@ -129,7 +129,7 @@ def test_an_administrator_requeues_it(
     job = submit(projects[launcher]).wait_for_step(30)
     cluster.run("scontrol", "requeue", job.id)
     check_same(job, uninterrupted)
-    assert "Slurm has put the job back into the queue" in job.log
+    assert "back to the queue" in job.log
 
 
 @pytest.mark.parametrize(("launcher", "rank"), [("srun", 1), ("torchrun", 0)])
