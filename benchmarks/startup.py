@@ -20,7 +20,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
             "this project": lambda: first_step(setting, "--trackers=none"),
             "with TensorBoard": lambda: first_step(setting, "--trackers=tensorboard"),
             "import torch, join the ranks": lambda: joined(setting),
-            "the same, and make DDP and SGD": lambda: joined(setting, ddp="yes"),
+            "joined, DDP and SGD made": lambda: joined(setting, ddp="yes"),
         },
         repeats,
     )
@@ -39,7 +39,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         baseline="import torch, join, make DDP and SGD",
         figures={
             "this project": figures["this project"],
-            "import torch, join, make DDP and SGD": figures["the same, and make DDP and SGD"],
+            "import torch, join, make DDP and SGD": figures["joined, DDP and SGD made"],
         },
         target=f"at most {MOST} times",
         limit=MOST,

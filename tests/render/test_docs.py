@@ -56,7 +56,7 @@ THEIRS = {
     "sbatch slurm/train_*": "tests/slurm/test_submit.py::def test_every_launch_mode_trains(",
     "sbatch --time=30 slurm/*": "tests/slurm/test_stops.py::def test_the_time_limit_nears(",
     "sbatch slurm/doctor.sbatch": "tests/slurm/test_checks.py::def test_the_nodes_of_a_job_agree(",
-    "sbatch slurm/check_comm.sbatch*": "tests/slurm/test_checks.py::def test_a_slow_link_stands_",
+    "sbatch *slurm/check_comm.sbatch*": "tests/slurm/test_checks.py::def test_a_slow_link_stands_",
     "srun --nodes=2 --ntasks=2 --label ip -br address": ON_SLURM,
     "python -m demo plot *": "tests/slurm/test_docs.py::def test_the_picture_of_a_run(",
     "python -m tensorboard.main *": "tests/slurm/test_monitor.py::on_every_page(",

@@ -159,8 +159,9 @@ ALWAYS = (
 )
 CORE = (
     "__init__ __main__ announce checkpoint config curves data distributed errors evaluation "
-    "figures files heartbeat launcher metrics mnist model parts plot preemption provenance "
-    "recording report runs saving schedule seeding shard_files sharding slurm strategy system "
+    "figures files heartbeat launcher metrics mnist model optimizer parts plot preemption "
+    "provenance recording report runs saving schedule seeding shard_files sharding slurm "
+    "strategy system "
     "torchrun train votes workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
     "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "

@@ -67,7 +67,16 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_training_set_of_another_length_on_one_rank(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ("images, labels = images[rank:], labels[rank:]", "training set has 14999 samples"),
+        ("test.images, test.labels = test.images[rank:], test.labels[rank:]", "test set has 4000"),
+    ],
+)
+def test_a_set_of_another_length_on_one_rank(
+    project: Path, tmp_path: Path, cut: str, message: str
+) -> None:
     """Such as of someone who cuts it up already in data.py."""
     mine = tmp_path / "demo"
     shutil.copytree(project, mine)
@@ -75,12 +84,25 @@ def test_a_training_set_of_another_length_on_one_rank(project: Path, tmp_path: P
     code = data.read_text()
     held_out = "    held_out = settings.validation_size\n"
     assert held_out in code
-    part = "    import os\n    images = images[int(os.environ['SLURM_PROCID']) :]\n"
-    labels = "    labels = labels[len(labels) - len(images) :]\n"
-    data.write_text(code.replace(held_out, part + labels + held_out))
+    rank = "    rank = int(__import__('os').environ['SLURM_PROCID'])\n"
+    data.write_text(code.replace(held_out, f"{rank}    {cut}\n{held_out}"))
     job = srun(mine, tmp_path / "run", 2).wait()
     assert job.codes == [1, 1], job.log
-    assert "the training set has 14999 samples on rank 1, and from 14999 to 15000" in job.log
+    assert f"the {message}" in job.log and "on rank 1, and from " in job.log
+    assert "Traceback" not in job.log
+
+
+def test_a_checkpoint_of_another_optimizer(project: Path, launch: Launch, tmp_path: Path) -> None:
+    launch(2, "--max-steps=2")
+    mine = tmp_path / "demo"
+    shutil.copytree(project, mine)
+    model = mine / "src/demo/model.py"
+    code = model.read_text()
+    assert "torch.optim.SGD(" in code
+    model.write_text(code.replace("torch.optim.SGD(", "type('Lion', (torch.optim.SGD,), {})("))
+    job = srun(mine, tmp_path / "run", 2, "--max-steps=4").wait()
+    assert job.codes == [1, 1], job.log
+    assert "was saved with SGD, but model.py makes the optimizer Lion: choose another" in job.log
     assert "Traceback" not in job.log
 
 

@@ -1,5 +1,6 @@
 """A run that is stopped goes on where it was, and ends where the uninterrupted one does."""
 
+import json
 import math
 import os
 import signal
@@ -84,6 +85,8 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     assert "error: rank 0 on " in job.log and "lost another rank" in job.log
     assert "Traceback" not in job.log
     assert not (tmp_path / "run" / "summary.json").exists()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["error"].startswith("rank 0 on ") and "lost another rank" in status["error"]
 
 
 def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path: Path) -> None:
@@ -308,6 +311,25 @@ def test_a_stop_without_a_checkpoint_is_a_failure(
     assert job.log.count("could not write") == 1, "rank 0 alone says so"
     assert "but the checkpoint could not be written: make room" in job.log
     assert "Traceback" not in job.log
+
+
+def test_an_end_without_a_checkpoint_is_a_failure(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()
+    job = launch(2, "--max-steps=5")
+    assert job.codes == [1, 1], job.log
+    assert "ended at step 5, but the checkpoint could not be written: make room" in job.log
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_an_option_of_the_optimizer_that_changed_is_used(launch: Launch, tmp_path: Path) -> None:
+    launch(2, "--max-steps=5")
+    launch(2, "--max-steps=6", "--weight-decay=0.25")
+    newest = max((tmp_path / "run/checkpoints").glob("step-*.pt"))
+    groups = torch.load(newest, weights_only=False)["optimizer"]["param_groups"]
+    assert {group["momentum"] for group in groups} == {0.9}
+    assert 0.25 in {group["weight_decay"] for group in groups}
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(launch: Launch, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_the_projects_own_file_is_the_default(
         ("warmup: 1.0", "warmup is 1.0: it should be less than 1"),
         ("- a\n- b", "must hold lines of 'setting: value'"),
         ("a: [", "is not YAML"),
+        ("lr: 0.1\nseed: 1\nlr: 0.2", "has 'lr' twice"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_says_what_is_right(

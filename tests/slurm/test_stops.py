@@ -330,9 +330,15 @@ def test_the_disk_is_full(
         assert (job.wait().state, job.restarts) == ("FAILED", 0)
         assert "error: stopped at step" in job.log and "make room for" in job.log
         check_checkpoints(disk.folder / "run/checkpoints")
-    disk.empty()
-    if stopped:
+        disk.empty()
         job = submit(projects["srun"], flags=flags)
+    else:
+        ranks = job.ranks().values()
+        for rank in ranks:
+            rank.suspend()  # so that there is room before the last checkpoint
+        disk.empty()
+        for rank in ranks:
+            rank.resume()
     assert job.wait().state == "COMPLETED", job.log
     summary = json.loads((disk.folder / "run/summary.json").read_text())
     assert summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]

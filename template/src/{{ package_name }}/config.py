@@ -183,13 +183,18 @@ def load_yaml(path: Path) -> Settings:
         UsageError: the file can't be read, or a key or a value in it is wrong.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"can't read the settings in {path}: {error}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
+    keys = [key.value for key, _ in yaml.compose(text).value] if values else []
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"{path} has '{key}' twice: leave one of the lines")
     # A run's own config.yaml says which file it came from.
     values.pop("config", None)
     known = [field.name for field in dataclasses.fields(Settings)]

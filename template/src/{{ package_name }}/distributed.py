@@ -164,7 +164,7 @@ def joined(settings: Settings) -> Iterator[World]:
                 f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
                 "MASTER_ADDR out of reach?)"
             ) from None
-    try:
+    with lost_ranks_named(ranks.rank, settings.timeout):
         world = World(
             ranks.rank,
             ranks.size,
@@ -175,17 +175,35 @@ def joined(settings: Settings) -> Iterator[World]:
             *_introduce(ranks, settings.timeout),
         )
         yield world
-    except RuntimeError as error:
-        # How Gloo says that the process at the other end is gone, or says nothing.
-        signs = ("peer", "Timed out waiting", "Application timeout")
-        if not any(sign in str(error) for sign in signs):
-            raise
-        lost = "lost" if "peer" in str(error) else f"waited {settings.timeout} s in vain for"
-        raise UsageError(
-            f"rank {ranks.rank} on {socket.gethostname()} {lost} another rank: look above for what "
-            "that one said last (killed for its memory, perhaps, if nothing)"
-        ) from None
     world.leave()
+
+
+@contextmanager
+def lost_ranks_named(rank: int, timeout: int) -> Iterator[None]:
+    """Say in one line what Gloo says of a rank that is gone, or of one that no longer answers.
+
+    Args:
+        rank: this one.
+        timeout: seconds that ranks wait for each other.
+
+    Raises:
+        UsageError: another rank is gone, or says nothing.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        here = f"rank {rank} on {socket.gethostname()}"
+        if "peer" in str(error):
+            raise UsageError(
+                f"{here} lost another rank: look above for what that one said last (killed for its "
+                "memory, perhaps, if nothing)"
+            ) from None
+        if any(sign in str(error) for sign in ("Timed out waiting", "Application timeout")):
+            raise UsageError(
+                f"{here} waited {timeout} s in vain for another rank: look above for what that one "
+                "said last, and whether --timeout is long enough"
+            ) from None
+        raise
 
 
 def _allow_connections() -> None:
@@ -225,8 +243,8 @@ def refuse_different_settings(settings: Settings, world: World) -> None:
             )
 
 
-def refuse_different_samples(samples: int | None, world: World) -> None:
-    """Make sure that the training set has as many samples on all ranks.
+def refuse_different_samples(name: str, samples: int | None, world: World) -> None:
+    """Make sure that a set has as many samples on all ranks; None: nobody knows.
 
     Raises:
         UsageError: on every rank, if it has not.
@@ -234,7 +252,7 @@ def refuse_different_samples(samples: int | None, world: World) -> None:
     most, fewest = world.maximum([samples or 0, -(samples or 0)])
     if most != -fewest:
         raise UsageError(
-            f"the training set has {samples} samples on rank {world.rank}, and from {-fewest:.0f} "
+            f"the {name} set has {samples} samples on rank {world.rank}, and from {-fewest:.0f} "
             f"to {most:.0f} on all: data.py must return the same on each, which sharding.py shares "
             "out"
         )

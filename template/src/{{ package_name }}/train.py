@@ -20,6 +20,7 @@ from .distributed import (
     World,
     autocast,
     joined,
+    lost_ranks_named,
     refuse_different_samples,
     refuse_different_settings,
     set_up_logging,
@@ -28,6 +29,7 @@ from .distributed import (
 from .errors import UsageError
 from .evaluation import Pictures, evaluate
 from .metrics import Meter
+from .optimizer import load_optimizer, options_of
 from .parts import layout
 from .preemption import EXIT_CODE, StopRequest
 from .recording import record
@@ -88,7 +90,9 @@ class Trainer:
             pin=world.device.type == "cuda",
         )
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
-        refuse_different_samples(self.batches.samples, world)
+        refuse_different_samples("training", self.batches.samples, world)
+        refuse_different_samples("validation", len(self.datasets.validation), world)
+        refuse_different_samples("test", len(self.datasets.test), world)
         if not self.batches.samples and not settings.max_steps:
             raise UsageError("the training set does not say its length: set --max-steps")
 
@@ -97,6 +101,7 @@ class Trainer:
         # What is called in training; the network itself serves evaluation and checkpoints.
         self.forward = distribute(self.network, settings, world)
         self.optimizer = model.build_optimizer(self.network, settings)
+        self.options = options_of(self.optimizer)
         self.meter = Meter(world.device)
         self.run_dir = Path(str(settings.run_dir))
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
@@ -115,7 +120,7 @@ class Trainer:
         status: Status = "failed"
         error: str | None = None
         try:
-            with self.saver:
+            with self.saver, lost_ranks_named(self.world.rank, self.settings.timeout):
                 stopped = False
                 while not self._is_done() and not stopped:
                     stopped = not self._train_epoch()
@@ -161,12 +166,7 @@ class Trainer:
         self.trained_seconds += time.perf_counter() - began
         if stopping:
             self._save()
-            if not self.world.share(self.saver.wait()):
-                raise UsageError(
-                    f"stopped at step {self.step}, but the checkpoint could not be written: make "
-                    f"room for {self.checkpoints.folder}; the same command then goes on from the "
-                    "checkpoint before, if there is one"
-                )
+            self._refuse_unsaved("stopped")
             log.info(
                 "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
                 self.step,
@@ -283,6 +283,7 @@ class Trainer:
         loss, accuracy = evaluate(
             self.network, self.datasets.test, self.settings, self.world, pictures
         )
+        self._refuse_unsaved("ended")
         self.report.metrics(self.step, 1.0, {"test/loss": loss, "test/accuracy": accuracy})
         self.report.summary(
             {
@@ -361,6 +362,14 @@ class Trainer:
                 f"clip_norm; the last checkpoint from before: {newest}"
             )
 
+    def _refuse_unsaved(self, what: str) -> None:
+        if not self.world.share(self.saver.wait()):
+            raise UsageError(
+                f"{what} at step {self.step}, but the checkpoint could not be written: make room "
+                f"for {self.checkpoints.folder}; the same command then goes on from the checkpoint "
+                "before, if there is one"
+            )
+
     def _save(self, best: bool = False) -> None:
         """Save everything that a resumed run needs; every rank calls this.
 
@@ -375,6 +384,8 @@ class Trainer:
         state: dict[str, Any] = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_class": type(self.optimizer).__name__,
+            "options": self.options,
             "epoch": self.epoch,
             "step": self.step,
             "epoch_steps": self.epoch_steps,
@@ -397,7 +408,7 @@ class Trainer:
         state = checkpoint.load(found, layout(self.network, self.optimizer))
         try:
             self.network.load_state_dict(state["network"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state, found)
         except (RuntimeError, ValueError) as error:
             raise UsageError(
                 f"{found} does not fit the network in model.py ({str(error).split(chr(9))[-1]}): "
