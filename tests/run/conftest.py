@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = render_project(tmp_path_factory.mktemp("project") / "demo", launcher="torchrun")
     sys.path.insert(0, str(folder / "src"))
     return folder
+
+
+def edited(project: Path, folder: Path, module: str, old: str, new: str) -> Path:
+    """Return a copy of a project in which a text of a module is another one."""
+    copy = folder / "demo"
+    shutil.copytree(project, copy)
+    path = copy / "src" / "demo" / module
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Launch, clean_environment, spawn, srun, tasks
+from .conftest import QUICK, Launch, clean_environment, edited, spawn, srun, tasks
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,9 @@ def test_a_set_of_another_length_on_one_rank(
     project: Path, tmp_path: Path, cut: str, message: str
 ) -> None:
     """Such as of someone who cuts it up already in data.py."""
-    mine = tmp_path / "demo"
-    shutil.copytree(project, mine)
-    data = mine / "src/demo/data.py"
-    code = data.read_text()
     held_out = "    held_out = settings.validation_size\n"
-    assert held_out in code
     rank = "    rank = int(__import__('os').environ['SLURM_PROCID'])\n"
-    data.write_text(code.replace(held_out, f"{rank}    {cut}\n{held_out}"))
+    mine = edited(project, tmp_path, "data.py", held_out, f"{rank}    {cut}\n{held_out}")
     job = srun(mine, tmp_path / "run", 2).wait()
     assert job.codes == [1, 1], job.log
     assert f"the {message}" in job.log and "on rank 1, and from " in job.log
@@ -94,12 +89,8 @@ def test_a_set_of_another_length_on_one_rank(
 
 def test_a_checkpoint_of_another_optimizer(project: Path, launch: Launch, tmp_path: Path) -> None:
     launch(2, "--max-steps=2")
-    mine = tmp_path / "demo"
-    shutil.copytree(project, mine)
-    model = mine / "src/demo/model.py"
-    code = model.read_text()
-    assert "torch.optim.SGD(" in code
-    model.write_text(code.replace("torch.optim.SGD(", "type('Lion', (torch.optim.SGD,), {})("))
+    lion = "type('Lion', (torch.optim.SGD,), {})("
+    mine = edited(project, tmp_path, "model.py", "torch.optim.SGD(", lion)
     job = srun(mine, tmp_path / "run", 2, "--max-steps=4").wait()
     assert job.codes == [1, 1], job.log
     assert "was saved with SGD, but model.py makes the optimizer Lion: choose another" in job.log

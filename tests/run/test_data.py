@@ -4,7 +4,6 @@ import functools
 import gzip
 import hashlib
 import http.server
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import srun
+from .conftest import edited, srun
 
 LOCK = threading.Lock()
 
@@ -248,13 +247,9 @@ def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Pa
 def test_the_log_says_once_that_steps_wait_for_data(
     project: Path, tmp_path: Path, slow: bool
 ) -> None:
-    folder = tmp_path / "demo"
-    shutil.copytree(project, folder)
-    path = folder / "src" / "demo" / "data.py"
-    text = path.read_text()
     line = "        chosen = torch.as_tensor(indices)\n"
-    assert line in text
+    pause = "        __import__('time').sleep(0.2)\n"
     if slow:
-        path.write_text(text.replace(line, f"        __import__('time').sleep(0.2)\n{line}"))
-    job = srun(folder, tmp_path / "run", 2, "--max-steps=8", "--log-every=2").wait()
+        project = edited(project, tmp_path, "data.py", line, pause + line)
+    job = srun(project, tmp_path / "run", 2, "--max-steps=8", "--log-every=2").wait()
     assert job.log.count("of their time: --workers 4?") == slow

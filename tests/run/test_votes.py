@@ -1,13 +1,12 @@
 """All ranks stop before the same step, whether they ask before each or let some pass."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from .conftest import spawn, srun, tasks
+from .conftest import edited, spawn, srun, tasks
 
 # Steps of no work, or of a tenth of a second. The second rank is told to stop after the seventh.
 VOTERS = """
@@ -74,17 +73,12 @@ def test_few_of_an_epochs_steps_are_voted_on(project: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("collated", ["dropped", "doubled"])
 def test_a_batch_counts_as_its_indices(project: Path, tmp_path: Path, collated: str) -> None:
     """`collate` may leave samples out, other ones on each rank, or make several of each."""
-    mine = tmp_path / "demo"
-    shutil.copytree(project, mine)
-    data = mine / "src/demo/data.py"
-    code = data.read_text()
-    whole = "        return batch\n"
-    assert whole in code
     changed = {
         "dropped": "        kept = batch[1] > 2\n        return batch[0][kept], batch[1][kept]\n",
         "doubled": "        return batch[0].repeat(2, 1, 1, 1), batch[1].repeat(2)\n",
     }
-    data.write_text(code.replace(whole, changed[collated]))
+    whole = "        return batch\n"
+    mine = edited(project, tmp_path, "data.py", whole, changed[collated])
     flags = ("--batch-size=16", "--log-every=1", "--max-steps=10")
     usual = srun(project, tmp_path / "usual", 2, *flags).wait()
     job = srun(mine, tmp_path / "run", 2, *flags).wait()
