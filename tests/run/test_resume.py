@@ -102,27 +102,31 @@ def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("ranks", "flags"),
     [
-        ("--streaming",),
-        ("--streaming", "--workers=2"),
-        ("--workers=2",),
-        ("--accumulate=3", "--clip-norm=0.5", "--precision=bf16", "--schedule=cosine"),
+        (2, ("--streaming", "--workers=2")),
+        (3, ("--workers=2",)),
+        (3, ("--accumulate=3", "--clip-norm=0.5", "--precision=bf16", "--schedule=cosine")),
+        (3, ("--strategy=fsdp", "--accumulate=2", "--precision=bf16")),
+        (4, ("--streaming",)),  # one rank has a shard less than the others
+        (4, ("--strategy=fsdp", "--clip-norm=0.5")),
+        (8, ()),
     ],
-    ids=" ".join,
+    ids=str,
 )
-def test_resume_is_exact_for_every_pipeline(
-    project: Path, launch: Launch, tmp_path: Path, flags: tuple[str, ...]
+def test_resume_is_exact_on_any_number_of_ranks(
+    project: Path, launch: Launch, tmp_path: Path, ranks: int, flags: tuple[str, ...]
 ) -> None:
-    # The stop falls in the second epoch, whose order differs from the first one's.
-    quick = ("--max-steps=1000", "--epochs=3", "--batch-size=250", "--log-every=1", *flags)
-    whole = launch(2, *quick, name="whole")
+    # The stop falls in the second epoch, whose order differs from the first one's, and most often
+    # between two log lines.
+    quick = ("--max-steps=1000", "--epochs=3", f"--batch-size={500 // ranks}", "--log-every=4")
+    whole = launch(ranks, *quick, *flags, name="whole")
     epoch = whole.summary["global_step"] // 3
-    job = srun(project, tmp_path / "run", 2, *quick)
+    job = srun(project, tmp_path / "run", ranks, *quick, *flags)
     job.wait_for_step(epoch + 2)
-    job.processes[0].send_signal(signal.SIGUSR2)
-    assert job.wait().codes == [75, 75], job.log
-    resumed = launch(2, *quick)
+    job.processes[-1].send_signal(signal.SIGUSR2)
+    assert job.wait().codes == [75] * ranks, job.log
+    resumed = launch(ranks, *quick, *flags)
     assert epoch < resumed.summary["resumed_from_step"] < whole.summary["global_step"]
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
     assert reproducible(resumed.metrics()) == reproducible(whole.metrics())

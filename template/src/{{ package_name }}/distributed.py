@@ -79,6 +79,13 @@ class World:
             dist.all_gather_object(values, value, group=self.control)
         return values
 
+    def gather_on_main(self, value: Any) -> list[Any]:  # noqa: ANN401 - whatever can be pickled
+        """Return the values of all ranks on rank 0, an empty list on the others."""
+        values = [value] * self.size if self.is_main else []
+        if self.size > 1:
+            dist.gather_object(value, values or None, group=self.control)
+        return values
+
     def on_main(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
         """Call a function on rank 0 and return on every rank what it returned.
 

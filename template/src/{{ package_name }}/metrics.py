@@ -57,15 +57,17 @@ class Meter:
         first = {"train/images_per_second": speed}
         return first | over_all, {"train/images_per_second": speed / world.size} | own
 
-    def total(self, world: World) -> dict[str, Any]:
-        """Return what a resumed run must know; every rank must call this."""
-        return {"samples": self.samples, "recorded": STORE.total(world)}
+    def state(self, world: World) -> dict[str, Any]:
+        """Return on rank 0 what a resumed run must know; every rank must call this."""
+        return {"samples": self.samples, "recorded": STORE.state(world)}
 
-    def resume(self, total: Mapping[str, Any], world: World) -> None:
-        """Go on from the `total` of an interrupted run."""
-        STORE.resume(total["recorded"], world)
+    def resume(self, state: Mapping[str, Any], world: World) -> None:
+        """Go on from the `state` of an interrupted run."""
+        recorded = state["recorded"]
+        # A checkpoint of an earlier version has the sums of all ranks.
+        STORE.resume([recorded] if isinstance(recorded, Mapping) else recorded, world)
         # Their time was the interrupted run's.
-        self.samples = self.earlier = total["samples"]
+        self.samples = self.earlier = state["samples"]
 
 
 class JsonLines:
@@ -73,21 +75,26 @@ class JsonLines:
 
     Args:
         path: the file.
-        resume_step: lines after this step are dropped, since an interrupted run wrote them after
-            its last checkpoint; so is a line that was cut off.
+        resume_step, count: of the checkpoint that the run goes on from, its step and how many
+            lines there were. An interrupted run wrote what comes after, and this one will again:
+            these lines are dropped, and so is a line that was cut off.
 
     Attributes:
         earlier: the lines that are kept.
+        count: how many lines there are.
     """
 
-    def __init__(self, path: Path, resume_step: int) -> None:
-        self.earlier = [line for line in read_lines(path) if line["step"] <= resume_step]
+    def __init__(self, path: Path, resume_step: int, count: int | None = None) -> None:
+        lines = [line for line in read_lines(path) if line["step"] <= resume_step]
+        self.earlier = lines[:count]
+        self.count = len(self.earlier)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.earlier))
         self.file = path.open("ab", buffering=0)
         self.waiting = b""
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step; what a full disk does not take goes with a later step."""
+        self.count += 1
         complained = bool(self.waiting)
         self.waiting += json.dumps({"step": step, "time": round(time, 3), **metrics}).encode()
         self.waiting += b"\n"

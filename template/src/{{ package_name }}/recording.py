@@ -10,7 +10,7 @@ worker or an evaluation records is left out: the one is another process, the oth
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -107,11 +107,27 @@ class Store:
             name: (how, *found[name]) for name, (how, _, _) in self.numbers.items() if name in found
         }
 
-    def resume(self, total: Mapping[str, Any], world: World) -> None:
-        """Go on from the `total` of an interrupted run: rank 0 takes what all had together."""
-        for name, (how, value, weight) in total.items():
-            mine = how == "max" or world.is_main
-            self.numbers[name] = (how, value if mine else 0.0, weight if mine else 0.0)
+    def state(self, world: World) -> list[Total]:
+        """Return on rank 0 what each rank has, in the order of ranks; every rank must call this."""
+        mine = {name: (how, float(v), float(w)) for name, (how, v, w) in self.numbers.items()}
+        return world.gather_on_main(mine)
+
+    def resume(self, state: Sequence[Total], world: World) -> None:
+        """Go on from the `state` of an interrupted run.
+
+        Each rank takes what it had, so that the sums come out the same to the last digit. On
+        another number of ranks, rank 0 takes the sums of all.
+        """
+        if len(state) == world.size:
+            self.numbers = dict(state[world.rank])
+            return
+        for each in state:
+            for name, (how, value, weight) in each.items():
+                if how == "max":
+                    self.record(name, value, how)
+                elif how != "each" and world.is_main:
+                    _, before, weights = self.numbers.get(name, (how, 0.0, 0.0))
+                    self.numbers[name] = (how, before + value, weights + weight)
 
     def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
         """Return the numbers over all ranks, and this rank's own; begin anew.

@@ -80,22 +80,30 @@ class Report:
         world: the ranks.
         trackers: names of the trackers to use.
         resume_step: the step that this attempt goes on from.
+        lines: of metrics.jsonl that there were at that step; None: as many as there are now.
 
     Raises:
         UsageError: the run folder can't be written to.
     """
 
     def __init__(
-        self, settings: Settings, world: World, trackers: list[str], resume_step: int
+        self,
+        settings: Settings,
+        world: World,
+        trackers: list[str],
+        resume_step: int,
+        lines: int | None,
     ) -> None:
         self.active = world.is_main
         self.folder = Path(str(settings.run_dir))
-        facts = world.on_main(lambda: self._open(settings, world, resume_step))
+        facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
         run = described(settings, facts, resume_step, world.rank)
         tracked = trackers if self.active or settings.track_all_ranks else []
         self.trackers = Trackers(tracked, run, self.lines.earlier if self.active else ())
 
-    def _open(self, settings: Settings, world: World, resume_step: int) -> dict[str, Any]:
+    def _open(
+        self, settings: Settings, world: World, resume_step: int, lines: int | None
+    ) -> dict[str, Any]:
         facts = provenance.collect(world)
         if other := heartbeat.writer(self.folder / "status.json"):
             raise UsageError(
@@ -106,7 +114,7 @@ class Report:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
-            self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step)
+            self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step, lines)
             self.log = log_to(self.folder / "log.txt")
         except OSError as error:
             raise UsageError(
@@ -115,6 +123,11 @@ class Report:
             ) from None
         self.heartbeat = heartbeat.Heartbeat(self.folder / "status.json", resume_step)
         return facts
+
+    @property
+    def line_count(self) -> int | None:
+        """How many lines metrics.jsonl has; None on other ranks than 0."""
+        return self.lines.count if self.active else None
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
         """Return a bar over the steps of an epoch: shown on a terminal, silent in a log file."""

@@ -7,6 +7,7 @@ parts (parts.py).
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,32 @@ def _replicate(network: nn.Module) -> DistributedDataParallel:
     # torch 2.13 renamed the option.
     new, old = "forward_sync_buffers", "broadcast_buffers"
     option = new if new in signature(DistributedDataParallel).parameters else old
-    return DistributedDataParallel(network, gradient_as_bucket_view=True, **{option: False})
+    called = _Called(network)
+    replica = DistributedDataParallel(called, gradient_as_bucket_view=True, **{option: False})
+    replica().backward()
+    replica.zero_grad()
+    called.warming_up = False
+    return replica
+
+
+class _Called(nn.Module):
+    """A network behind a first pass that reads no batch.
+
+    DDP makes its final buckets after the first backward pass of a process, in the order in which
+    gradients arrived. On more than two ranks, a sum depends on where in a bucket it stands. So the
+    first pass must be the same in a new process and in one that resumes: it gives gradients of
+    zeros and ones in the reverse order of the parameters, and changes nothing but the buckets.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.warming_up = network, True
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the network's own
+        if self.warming_up:
+            trained = [each for each in self.network.parameters() if each.requires_grad]
+            return torch.stack([each.sum().real.float() for each in trained]).sum()
+        return self.network(*arguments, **named)
 
 
 def _shard(network: nn.Module, settings: Settings, world: World) -> None:

@@ -76,6 +76,7 @@ class Trainer:
         self.epoch, self.step, self.epoch_steps, self.consumed = 0, 0, 0, 0
         self.best_accuracy, self.validated_step = -1.0, 0
         self.resumed_from: int | None = None
+        self.line_count: int | None = None
         self.trained_samples, self.trained_seconds = 0, 0.0
         self.waiting_announced = settings.workers > 0
 
@@ -116,7 +117,9 @@ class Trainer:
         if self.resumed_from and self._is_done() and self.world.share(self._has_summary()):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
-        self.report = Report(self.settings, self.world, trackers, self.resumed_from or 0)
+        self.report = Report(
+            self.settings, self.world, trackers, self.resumed_from or 0, self.line_count
+        )
         status: Status = "failed"
         error: str | None = None
         try:
@@ -392,7 +395,8 @@ class Trainer:
             "consumed": self.consumed,
             "best_accuracy": self.best_accuracy,
             "validated_step": self.validated_step,
-            "meter": self.meter.total(self.world),
+            "meter": self.meter.state(self.world),
+            "line_count": self.report.line_count,
             "world_size": self.world.size,
             "samples_per_step": self.samples_per_step,
             "settings": self.settings.as_dict(),
@@ -423,5 +427,6 @@ class Trainer:
         self.validated_step = state["validated_step"]
         self.meter.resume(state["meter"], self.world)
         self.resumed_from = self.step
+        self.line_count = state.get("line_count")
         self.saver.go_on_from(found, self.step)
         announce_resume(found, state, self.settings, self.world)
