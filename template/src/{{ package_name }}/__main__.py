@@ -50,6 +50,20 @@ def download(argv: Sequence[str]) -> int:
     return 0
 
 
+def predict(argv: Sequence[str]) -> int:
+    """write what a trained network makes of a dataset"""
+    from .inference import main
+
+    return main(argv)
+
+
+def export(argv: Sequence[str]) -> int:
+    """write a trained network as a graph, for programs without this project's code"""
+    from .export import main
+
+    return main(argv)
+
+
 def check_comm(argv: Sequence[str]) -> int:
     """check that the ranks can talk to each other, and how fast"""
     from .check_comm import main
@@ -109,6 +123,8 @@ def sweep(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train"),
     "download": (download, "data"),
+    "predict": (predict, "inference"),
+    "export": (export, "export"),
     "doctor": (doctor, "doctor"),
     "check-comm": (check_comm, "check_comm"),
     "runs": (runs, "runs"),

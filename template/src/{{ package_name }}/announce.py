@@ -39,7 +39,8 @@ def announce(settings: Settings, world: World, samples: int | None, samples_per_
 
 def announce_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: World) -> None:
     """Log which checkpoint the run goes on from, and what is not as it was there."""
-    log.info("resuming from %s: step %d, epoch %d", path, state["step"], state["epoch"] + 1)
+    position = state["position"]
+    log.info("resuming from %s: step %d, epoch %d", path, position["step"], position["epoch"] + 1)
     if not world.is_main:
         return
     if state["world_size"] != world.size:
@@ -56,18 +57,17 @@ def announce_resume(path: Path, state: Mapping[str, Any], settings: Settings, wo
             log.warning("%s was %s at the checkpoint, now %s", name, before[name], value)
 
 
-def announce_waiting(readings: Mapping[str, float], samples_per_step: int) -> bool:
+def announce_waiting(data_seconds: float, step_seconds: float) -> bool:
     """Log that steps wait for their samples, if that is most of their time.
 
     Args:
-        readings: what was measured since the last time, by name.
-        samples_per_step: of all ranks.
+        data_seconds: that a step waited, on average.
+        step_seconds: that it took, on average.
 
     Returns:
         Whether it was logged.
     """
-    seconds = samples_per_step / readings["train/images_per_second"]
-    share = readings["train/data_seconds"] / seconds
+    share = data_seconds / step_seconds
     if share > 0.5:
         log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
     return share > 0.5

@@ -9,13 +9,13 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .errors import UsageError
 from .files import sync_names, write_atomically
@@ -245,20 +245,53 @@ def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> di
     except Exception as error:  # nor is it said what torch.load raises for what is none
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(f"{path} is no checkpoint: {reason}") from None
-    if not isinstance(state, dict) or not {"network", "optimizer", "samples_per_step"} <= set(
-        state
-    ):
+    if isinstance(state, dict) and {"network", "optimizer", "samples_per_step"} <= set(state):
+        raise UsageError(
+            f"{path} was saved by an earlier version of this project: finish the run with that "
+            "version, or start a new one from its weights with --init-from"
+        )
+    if not isinstance(state, dict) or not {"networks", "optimizers", "position"} <= set(state):
         raise UsageError(f"{path} is no checkpoint of this project: it was saved by something else")
     return state
 
 
-def parameters_sha256(network: nn.Module) -> str:
-    """Return a digest of all parameters and buffers, the same wherever they are the same.
+def weights(source: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
+    """Return a file and the parameters of the networks in it, by the networks' names.
+
+    Args:
+        source: a run folder, whose best checkpoint is taken, else the newest; a checkpoint; or a
+            file of the parameters of one network, as `torch.save(network.state_dict(), file)`
+            writes it.
+
+    Raises:
+        UsageError: there is none, or it can't be read.
+    """
+    path = source
+    if source.is_dir():
+        checkpoints = Checkpoints(source / "checkpoints")
+        path = checkpoints.best() or checkpoints.newest() or source
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # nor is it said what torch.load raises for what is none
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(f"{path} has no weights that can be read: {reason}") from None
+    if isinstance(state, dict) and "position" in state:
+        state = load(path)
+        return path, state["averages"] or state["networks"]
+    if isinstance(state, dict) and "samples_per_step" in state:  # of an earlier version
+        state = state["network"]
+    if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
+        return path, {"network": state}
+    raise UsageError(f"{path} has no weights: give a run folder, a checkpoint or a state_dict")
+
+
+def parameters_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of tensors by name, the same wherever they are the same.
 
     Every rank must call this.
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
         # As bytes: NumPy does not know bf16.
         content = whole(tensor.detach()).cpu().reshape(-1)

@@ -1,11 +1,11 @@
-"""The settings of a run: defaults here < YAML file < flags."""
+"""The settings of a run: defaults here and in settings.py < YAML file < flags."""
 
 import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 import yaml
@@ -23,7 +23,10 @@ DEFAULT_CONFIG = Path("configs/train.yaml")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every setting of a run. A flag overrides the YAML file, which overrides the default."""
+    """The settings that every training has; settings.py adds those of this project.
+
+    A flag overrides the YAML file, which overrides the default.
+    """
 
     config: Path | None = None
     """YAML file of settings, which flags override; else configs/train.yaml where it exists"""
@@ -47,12 +50,15 @@ class Settings:
     """{mnist,synthetic}, or what data.py makes of it; synthetic needs no file"""
     data_dir: str = "data"
     """folder of the dataset's files"""
-    validation_size: Positive = 5000
-    """samples of the training set that are held out"""
-    streaming: bool = False
-    """read the training set as a stream of shards instead of by index"""
     workers: Count = 0
     """processes a rank that load batches; data in memory needs none"""
+
+    init_from: str | None = None
+    """start from the weights of a run folder (its best checkpoint) or of a file"""
+    init_partial: bool = False
+    """take from INIT_FROM what fits by name and shape, instead of refusing what does not"""
+    freeze: tuple[str, ...] = ()
+    """parameters that keep their values, by patterns of their names, such as 'backbone.*'"""
 
     epochs: Positive = 1
     """passes over the training set"""
@@ -67,6 +73,16 @@ class Settings:
     test_batch_size: Positive = 1000
     """samples a rank takes at once in evaluation"""
 
+    validate_every: Count = 0
+    """optimizer steps between validations, besides those at the end of epochs; 0: none"""
+    validate_epochs: Count = 1
+    """epochs between validations at their end; 0: none; there is one at the end of the run"""
+    patience: Positive | None = None
+    """end the training when so many validations in a row were no better than the best"""
+    ema: Annotated[float, Gt(0), Lt(1)] | None = None
+    """decay of a moving average of the parameters, such as 0.999, which evaluations, the best
+    checkpoint and predict then use"""
+
     lr: Rate = 0.15
     """peak learning rate"""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -77,12 +93,6 @@ class Settings:
     """how the learning rate falls after the warm-up"""
     warmup: Share = 0.2
     """share of the run in which the learning rate rises"""
-    momentum: Share = 0.9
-    """of SGD, with Nesterov's update"""
-    weight_decay: Share = 2e-3
-    """L2 penalty"""
-    label_smoothing: Share = 0.1
-    """share of the target spread over the other classes"""
     clip_norm: Rate | None = 2.0
     """largest norm of the gradient; null in YAML, None as a flag: any"""
 
@@ -92,6 +102,8 @@ class Settings:
     """auto: nccl on cuda, else gloo"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
+    find_unused_parameters: bool = False
+    """let ddp take steps in which some parameters have no part; takes some time"""
     world_size: Positive | None = None
     """number of ranks expected; any other is an error"""
     timeout: Positive = 600
@@ -118,7 +130,7 @@ class Settings:
     register_model: str | None = None
     """name under which the best network goes into the model registry of trackers that have one"""
 
-    def for_world(self, size: int) -> "Settings":
+    def for_world(self: "Own", size: int) -> "Own":
         """Return the settings with the batch size of each rank worked out.
 
         Raises:
@@ -145,6 +157,16 @@ class Settings:
         return {**values, "config": str(self.config) if self.config else None}
 
 
+Own = TypeVar("Own", bound=Settings)
+
+
+def all_settings() -> type[Settings]:
+    """Return the class of all settings, those of settings.py included."""
+    from .settings import Settings as Own
+
+    return Own
+
+
 @dataclasses.dataclass(frozen=True)
 class _ConfigFlag:
     """The one flag that must be known before the others."""
@@ -164,9 +186,9 @@ def parse(argv: Sequence[str], prog: str = "train") -> Settings:
     """
     flag, rest = tyro.cli(_ConfigFlag, args=list(argv), return_unknown_args=True, add_help=False)
     path = flag.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
-    defaults = dataclasses.replace(load_yaml(path) if path else Settings(), config=path)
+    defaults = dataclasses.replace(load_yaml(path) if path else all_settings()(), config=path)
     settings = tyro.cli(
-        Settings,
+        all_settings(),
         args=rest,
         default=defaults,
         prog=f"python -m {__package__} {prog}",
@@ -197,7 +219,7 @@ def load_yaml(path: Path) -> Settings:
             raise UsageError(f"{path} has '{key}' twice: leave one of the lines")
     # A run's own config.yaml says which file it came from.
     values.pop("config", None)
-    known = [field.name for field in dataclasses.fields(Settings)]
+    known = [field.name for field in dataclasses.fields(all_settings())]
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
@@ -218,7 +240,7 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        settings = TypeAdapter(Settings).validate_python(dict(values))
+        settings = TypeAdapter(all_settings()).validate_python(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

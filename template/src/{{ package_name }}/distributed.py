@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,6 +48,12 @@ class World:
     def maximum(self, values: list[float]) -> list[float]:
         """Return the largest of each value over all ranks, the same numbers on each."""
         return self._reduce(values, dist.ReduceOp.MAX)
+
+    def sum_tensor(self, values: Tensor) -> Tensor:
+        """Return the sums of a tensor on the CPU over all ranks, the same on each."""
+        if self.size > 1 and values.numel():
+            dist.all_reduce(values, group=self.control)
+        return values
 
     def _reduce(self, values: list[float], operation: dist.ReduceOp) -> list[float]:
         if self.size == 1 or not values:
@@ -320,18 +326,6 @@ def choose_backend(wanted: str, device: torch.device) -> str:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context of a forward pass; bf16 has fp32's range, so needs no gradient scaler."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-
-
-def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401 - of any nesting
-    """Return a tensor, or tuples, lists and dictionaries of tensors, on a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: to_device(part, device) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        make = getattr(batch, "_make", type(batch))  # a named tuple takes its fields one by one
-        return make(to_device(part, device) for part in batch)
-    return batch
 
 
 def set_up_logging(world: World, all_ranks: bool) -> None:

@@ -1,114 +1,193 @@
-"""Loss and accuracy over a whole dataset, exact on any number of ranks."""
+"""Metrics over a whole dataset, exact on any number of ranks."""
 
 import logging
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from . import model
 from .config import Settings
-from .distributed import World, autocast, to_device
+from .distributed import World, autocast
+from .errors import UsageError
+from .learner import Learner
+from .nested import to_cpu, to_device
+from .networks import Networks
 from .recording import STORE
+from .seeding import seed_torch
 from .sharding import evaluation_batches
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .sums import Sums
 
 log = logging.getLogger(__name__)
 
 
-@torch.no_grad()
-def evaluate(
-    network: nn.Module,
-    dataset: Dataset,
-    settings: Settings,
-    world: World,
-    pictures: "Pictures | None" = None,
-) -> tuple[float, float]:
-    """Return the mean loss and the accuracy over a map-style dataset; every rank calls this.
+@dataclass
+class Evaluation:
+    """What an evaluation found.
 
-    Each sample is counted once, on one rank; the sums meet in one all-reduce. All ranks call the
-    network as often, since with FSDP they put it together for each call.
+    Attributes:
+        metrics: by name, such as validation/loss.
+        sums: over all batches and ranks, by the names that `measure` gave them.
+        first: this rank's first batch and its predictions, on the CPU; None where it has none, or
+            where they were not asked for.
     """
-    if world.size > 1:
-        # Batch statistics are each rank's own during training: use rank 0's, as checkpoints do.
-        for buffer in network.buffers():
-            torch.distributed.broadcast(buffer, src=0)
-    network.eval()
-    sums = torch.zeros(2, dtype=torch.float64)
-    count = 0
-    for batch, counts in _as_many_on_all_ranks(dataset, settings, world):
-        inputs, targets = batch
-        targets = targets.to(world.device)
-        with STORE.paused(), autocast(world.device, settings.precision):
-            outputs = network(to_device(inputs, world.device)).float()
-            loss = model.loss(outputs, targets, label_smoothing=0.0) * len(targets)
-        if not counts:
-            continue
-        correct = model.count_correct(outputs, targets)
-        sums += torch.stack([loss, correct.to(loss.dtype)]).cpu()
-        count += len(targets)
-        if pictures:
-            pictures.add(inputs, outputs, targets)
-    network.train()
-    loss_sum, correct_sum, total = world.sum([*sums.tolist(), count])
-    return loss_sum / total, correct_sum / total
+
+    metrics: dict[str, float]
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    first: tuple[Any, Any] | None = None
 
 
-def _as_many_on_all_ranks(
-    dataset: Dataset, settings: Settings, world: World
-) -> Iterator[tuple[Any, bool]]:
-    """Yield this rank's batches, and then others, with False, until rank 0 has had all of its."""
-    size, ranks, workers = settings.test_batch_size, world.size, settings.workers
-    batches = evaluation_batches(dataset, size, world.rank, ranks, workers)
-    yield from ((batch, True) for batch in batches)
-    most, mine = (
-        math.ceil(len(range(rank, len(dataset), ranks)) / size)  # type: ignore[arg-type]
-        for rank in (0, world.rank)
-    )
-    if mine < most:
-        yield next(evaluation_batches(dataset, 1, 0, 1, 0)), False
+class Evaluator:
+    """Evaluates the networks of a learner.
 
+    Args:
+        learner: says what is measured.
+        networks: to evaluate; their averages where there are some.
+        settings, world: as everywhere.
+    """
 
-class Pictures:
-    """What figures.py needs of an evaluation. A mistake in that file costs the pictures only."""
+    def __init__(
+        self, learner: Learner, networks: Networks, settings: Settings, world: World
+    ) -> None:
+        self.learner, self.networks = learner, networks
+        self.settings, self.world = settings, world
+        self.warned: set[str] = set()
 
-    def __init__(self) -> None:
-        self.counts: Tensor | None = None
-        self.first: tuple[object, Tensor, Tensor] | None = None
-        self.failed = False
+    def check(self, dataset: Dataset) -> None:
+        """Evaluate a sample on each rank, to see before the first step that all metrics are there.
 
-    def add(self, inputs: object, outputs: Tensor, targets: Tensor) -> None:
-        """Count a batch."""
-        if self.failed:
-            return
+        Raises:
+            UsageError: the metric that decides the best checkpoint is none of them.
+        """
+        name, direction = self.learner.best
+        if not name.startswith("validation/") or direction not in ("min", "max"):
+            raise UsageError(
+                f"best in model.py is {self.learner.best}: it must be a metric of the validation "
+                'and min or max, such as ("validation/loss", "min")'
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metrics that need more samples than these
+            found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
+        if name not in found:
+            raise UsageError(
+                f"best in model.py is {name}, but the metrics are {', '.join(found)}: let measure "
+                "and conclude return it, or name one of these"
+            )
+
+    def evaluate(
+        self, dataset: Dataset, split: str, step: int, keep_first: bool = False
+    ) -> Evaluation:
+        """Return the metrics over a map-style dataset; every rank calls this.
+
+        Args:
+            dataset: each of its samples is counted once, on one rank.
+            split: "validation" or "test".
+            step: steps taken by now; random numbers of the evaluation depend on it alone.
+            keep_first: whether to keep the first batch, with predictions.
+
+        Raises:
+            UsageError: measure or conclude return something else than they should.
+        """
+        found = self._evaluate(dataset, split, step, None, keep_first)
+        for name, value in list(found.metrics.items()):
+            if not math.isfinite(value) and name != self.learner.best[0]:
+                if name not in self.warned:
+                    log.warning("%s is %s at step %d, and is left out", name, value, step)
+                self.warned.add(name)
+                del found.metrics[name]
+        return found
+
+    @torch.no_grad()
+    def _evaluate(
+        self,
+        dataset: Dataset,
+        split: str,
+        step: int,
+        samples: int | None,
+        keep_first: bool = False,
+    ) -> Evaluation:
+        modules, device = self.networks.evaluated, self.world.device
+        networks = self.networks.view(modules)
+        objects = {
+            name: each.to(device) if hasattr(each, "to") else each
+            for name, each in self.learner.metrics().items()
+        }
+        seed_torch("evaluation", self.settings.seed, self.world.rank, step)
+        sums, first = Sums(), None
+        with evaluation_mode(modules, self.world), STORE.evaluating(split):
+            for batch, counts in self._batches(dataset, samples):
+                weight = self.learner.weigh(batch)
+                batch = to_device(batch, device)
+                if not counts:
+                    with STORE.paused():
+                        self._measure(networks, batch)
+                    continue
+                sums.add(self._measure(networks, batch), weight, objects)
+                if keep_first and first is None:
+                    with autocast(device, self.settings.precision):
+                        first = to_cpu((batch, self.learner.predict(networks, batch)))
+            recorded, _ = STORE.read(self.world)
+        totals = sums.over_all_ranks(self.world)
+        metrics = {f"{split}/{k}": v for k, v in self._conclude(totals, objects).items()}
+        if twice := metrics.keys() & recorded.keys():
+            raise UsageError(f"{min(twice)} is both measured and recorded: rename one of the two")
+        return Evaluation(metrics | recorded, totals, first)
+
+    def _measure(self, networks: Any, batch: Any) -> Mapping[str, Any]:  # noqa: ANN401
+        with autocast(self.world.device, self.settings.precision):
+            return self.learner.measure(networks, batch)
+
+    def _conclude(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
+        values = dict(self.learner.conclude(sums))
+        for name, each in objects.items():
+            value = each.compute()
+            several = isinstance(value, Mapping)
+            values |= {f"{name}/{k}": v for k, v in value.items()} if several else {name: value}
         try:
-            from . import figures
+            return {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"conclude in model.py returned what is no number ({error}): return single numbers"
+            ) from None
 
-            counts = figures.count(outputs, targets).cpu()
-            self.counts = counts if self.counts is None else self.counts + counts
-        except Exception:
-            self._fail()
-        if self.first is None:
-            self.first = (inputs, outputs.cpu(), targets.cpu())
+    def _batches(self, dataset: Dataset, samples: int | None) -> Iterator[tuple[Any, bool]]:
+        """Yield this rank's batches with True; then others with False until all have had as many.
 
-    def draw(self, world: World) -> "dict[str, Figure]":
-        """Return the pictures on rank 0, none on the others; every rank must call this."""
-        counts = [each for each in world.gather(self.counts) if each is not None]
-        if self.failed or not world.is_main or not counts or self.first is None:
-            return {}
-        try:
-            from . import figures
+        With FSDP, ranks put a network together for each call. With `samples`, only so many are
+        read, without workers.
+        """
+        settings, size = self.settings, self.settings.test_batch_size
+        length = len(dataset)  # type: ignore[arg-type]
+        workers = settings.workers if samples is None else 0
+        total = length if samples is None else min(samples, length)
+        mine, most = (range(rank, total, self.world.size) for rank in (self.world.rank, 0))
+        for batch in evaluation_batches(dataset, mine, size, workers):
+            yield batch, True
+        if math.ceil(len(mine) / size) < math.ceil(len(most) / size):
+            yield next(evaluation_batches(dataset, [0], 1, 0)), False
 
-            return figures.draw(sum(counts[1:], counts[0]), *self.first)
-        except Exception:
-            self._fail()
-            return {}
 
-    def _fail(self) -> None:
-        self.failed = True
-        log.exception("figures.py failed, so there are no pictures of this evaluation")
+@contextmanager
+def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[None]:
+    """Put networks into evaluation mode, with rank 0's batch statistics, as checkpoints have."""
+    networks = modules.values()
+    modes = [(each, each.training) for network in networks for each in network.modules()]
+    for network in networks:
+        if world.size > 1:
+            for buffer in network.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+        network.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+        for network in networks:
+            if hasattr(network, "reshard"):
+                # FSDP keeps the outermost parameters whole, for a backward pass.
+                network.reshard()

@@ -1,34 +1,24 @@
-"""Pictures of what the network makes of the test set, for the trackers. This file is yours too."""
+"""Figures of what the network makes of the test set. This file is yours too."""
 
-import torch
+from collections.abc import Mapping
+
 from matplotlib.figure import Figure
 from torch import Tensor
 
 
-def count(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return what is summed over all batches and ranks, for `draw`.
+def draw(
+    sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Tensor
+) -> dict[str, Figure]:
+    """Return the figures, by name; {} for none.
 
     Args:
-        outputs, targets: of a batch, (batch, classes) and (batch,).
-
-    Returns:
-        How often each class was taken for each: (classes, classes), the true class first.
+        sums: what `measure` of model.py returned, summed over the test set.
+        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
     """
-    classes = outputs.shape[1]
-    pairs = targets * classes + outputs.argmax(dim=1)
-    return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-
-
-def draw(counts: Tensor, inputs: Tensor, outputs: Tensor, targets: Tensor) -> dict[str, Figure]:
-    """Return the pictures, by name.
-
-    Args:
-        counts: the sum of what `count` returned.
-        inputs, outputs, targets: of rank 0's first batch, on the CPU.
-    """
+    images, labels = batch
     return {
-        "confusion_matrix": confusion_matrix(counts),
-        "predictions": predictions(inputs, outputs, targets),
+        "confusion_matrix": confusion_matrix(sums["confusion"]),
+        "predictions": predictions(images, outputs, labels),
     }
 
 

@@ -19,27 +19,40 @@ log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Mean training loss, gradient norm, images per second and the like since the last reading.
+    """Mean training loss, gradient norm, samples per second and the like since the last reading.
 
     What model.py and data.py `record` is read with them.
+
+    Args:
+        device: this rank's.
+        unit: what weights count, such as "samples" or "tokens".
+
+    Attributes:
+        step_seconds: that a step took, on average, at the last reading.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.samples, self.earlier, self.since = 0, 0, time.perf_counter()
+    def __init__(self, device: torch.device, unit: str) -> None:
+        self.device, self.rate, self.step_seconds = device, f"train/{unit}_per_second", 0.0
+        self.weight, self.earlier = 0, 0
+        self.steps, self.since = 0, time.perf_counter()
 
-    def add(self, loss: Tensor, norm: Tensor | None, own_samples: int, samples: int) -> None:
-        """Count a step.
+    def add(self, label: str, loss: Tensor, weight: int, norm: Tensor | None) -> None:
+        """Count an update.
 
         Args:
-            loss: sum over this rank's samples, a scalar.
+            label: what the names of its loss and norm begin with, such as "generator_".
+            loss: sum over this rank's batches, a scalar.
+            weight: of these batches.
             norm: of the gradient, which all ranks share; None where it was not worked out.
-            own_samples, samples: of this rank, and of all ranks.
         """
-        STORE.add("train/loss", loss, own_samples)
+        STORE.add(f"train/{label}loss", loss, weight)
         if norm is not None:
-            STORE.add("train/gradient_norm", norm, 1)
-        self.samples += samples
+            STORE.add(f"train/{label}gradient_norm", norm, 1)
+
+    def count(self, weight: int) -> None:
+        """Count a step, by the weight of all ranks' batches."""
+        self.weight += weight
+        self.steps += 1
 
     def skip(self, seconds: float) -> None:
         """Leave out time that was not spent on training."""
@@ -51,23 +64,23 @@ class Meter:
         Every rank must call this.
         """
         record_usage(STORE, self.device)
-        speed = (self.samples - self.earlier) / (time.perf_counter() - self.since)
+        seconds = time.perf_counter() - self.since
+        speed = (self.weight - self.earlier) / seconds
+        self.step_seconds = seconds / max(self.steps, 1)
         over_all, own = STORE.read(world)
-        self.samples, self.earlier, self.since = 0, 0, time.perf_counter()
-        first = {"train/images_per_second": speed}
-        return first | over_all, {"train/images_per_second": speed / world.size} | own
+        self.weight, self.earlier = 0, 0
+        self.steps, self.since = 0, time.perf_counter()
+        return over_all | {self.rate: speed}, own | {self.rate: speed / world.size}
 
     def state(self, world: World) -> dict[str, Any]:
         """Return on rank 0 what a resumed run must know; every rank must call this."""
-        return {"samples": self.samples, "recorded": STORE.state(world)}
+        return {"weight": self.weight, "recorded": STORE.state(world)}
 
     def resume(self, state: Mapping[str, Any], world: World) -> None:
         """Go on from the `state` of an interrupted run."""
-        recorded = state["recorded"]
-        # A checkpoint of an earlier version has the sums of all ranks.
-        STORE.resume([recorded] if isinstance(recorded, Mapping) else recorded, world)
+        STORE.resume(state["recorded"], world)
         # Their time was the interrupted run's.
-        self.samples = self.earlier = state["samples"]
+        self.weight = self.earlier = state["weight"]
 
 
 class JsonLines:

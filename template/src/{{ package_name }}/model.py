@@ -1,10 +1,12 @@
-"""The network, its optimizer, its loss and its score. This file is yours: put in your own."""
+"""The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import Settings
+from .learner import Learner
 
 
 class Network(nn.Module):
@@ -41,31 +43,41 @@ def convolution(inputs: int, outputs: int) -> nn.Module:
     )
 
 
-def build() -> nn.Module:
-    """Return the network to train."""
-    return Network()
+Batch = tuple[Tensor, Tensor]  # images (batch, 1, 28, 28), labels (batch,)
 
 
-def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return the optimizer; schedule.py sets the learning rate of all its groups at each step."""
-    return torch.optim.SGD(
-        network.parameters(),
-        lr=settings.lr,
-        momentum=settings.momentum,
-        nesterov=settings.momentum > 0,
-        weight_decay=settings.weight_decay,
-    )
+class Model(Learner):
+    """Digits: learner.py says what each method is for, and which others there are."""
 
+    best = ("validation/accuracy", "max")
 
-def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean loss of a batch, a scalar.
+    def build(self) -> nn.Module:
+        return Network()
 
-    It has no parameters of its own; a loss that has some belongs inside the network, where their
-    gradients are shared between ranks.
-    """
-    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+    def optimizers(self, network: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            network.parameters(),
+            lr=self.settings.lr,
+            momentum=self.settings.momentum,
+            nesterov=self.settings.momentum > 0,
+            weight_decay=self.settings.weight_decay,
+        )
 
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(
+            network(images), labels, label_smoothing=self.settings.label_smoothing
+        )
 
-def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return how many samples of a batch are right, a scalar."""
-    return (outputs.argmax(dim=1) == targets).sum()
+    def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        images, labels = batch
+        outputs = network(images).float()
+        pairs = labels * 10 + outputs.argmax(dim=1)
+        return {
+            "loss": F.cross_entropy(outputs, labels, reduction="sum"),
+            "accuracy": (outputs.argmax(dim=1) == labels).sum(),
+            "confusion": torch.bincount(pairs, minlength=100).reshape(10, 10),
+        }
+
+    def describe(self, outputs: Tensor) -> dict[str, float]:
+        return {"digit": int(outputs.argmax()), "probability": float(outputs.softmax(0).max())}

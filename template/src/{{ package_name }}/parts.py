@@ -3,11 +3,9 @@
 Their class is imported only where one is made: that takes a second.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def is_part(value: Any) -> bool:  # noqa: ANN401 - whatever a checkpoint may hold
@@ -32,23 +30,3 @@ def cut_like(tensor: Tensor, like: Tensor | None) -> Tensor:
     mesh = like.device_mesh
     copies = DTensor.from_local(tensor.to(like.device), mesh, [Replicate()], run_check=False)
     return copies.redistribute(placements=like.placements)
-
-
-def layout(network: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Tensor | None]:
-    """Return what names, for a place in a checkpoint's state, the tensor to cut like.
-
-    It is the parameter, for ("network", name) and ("optimizer", "state", number, name); None for
-    other places.
-    """
-    named = network.state_dict()
-    numbered = [each for group in optimizer.param_groups for each in group["params"]]
-
-    def like(*place: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
-        match place:
-            case ("network", str(name)):
-                return named.get(name)
-            case ("optimizer", "state", int(number), _) if number < len(numbered):
-                return numbered[number]
-        return None
-
-    return like

@@ -2,10 +2,11 @@
 
 Call `record` where a number arises, such as in model.py:
 
-    record("train/confidence", outputs.softmax(1).amax(1).mean(), weight=len(outputs))
+    record("confidence", outputs.softmax(1).amax(1).mean(), weight=len(outputs))
 
-A tensor stays on its device until the line is logged, so that no step waits for it. What a loading
-worker or an evaluation records is left out: the one is another process, the other is no training.
+In training this is the metric train/confidence, in an evaluation validation/confidence or
+test/confidence. A tensor stays on its device until the line is logged, so that no step waits for
+it. What a loading worker records is left out: it is another process.
 """
 
 import re
@@ -21,20 +22,26 @@ from .distributed import World
 from .errors import UsageError
 
 How = Literal["mean", "sum", "max", "each"]
-# What the loop itself logs, and what all trackers take.
-TAKEN = {"step", "time", "epoch", "train/loss", "train/lr"}
-TAKEN |= {"train/gradient_norm", "train/images_per_second"}
+# What the loop itself logs.
+TAKEN = re.compile(
+    r"step|time|epoch|train/lr(/.*)?|train/(\w+_)?(loss|gradient_norm)|train/\w+_per_second"
+)
 NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)
 Total = dict[str, tuple[How, float, float]]
 """Of each name: how, the sum or the largest value, the sum of weights."""
 
 
 class Store:
-    """What a rank has recorded since the last reading."""
+    """What a rank has recorded since the last reading.
+
+    Attributes:
+        split: what is going on: "train", or the evaluation's name.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[str, tuple[How, Any, float]] = {}
         self.active = True
+        self.split = "train"
 
     def record(
         self, name: str, value: float | Tensor, how: How = "mean", weight: float = 1.0
@@ -42,7 +49,7 @@ class Store:
         """Record a number.
 
         Args:
-            name: of the metric; slashes group it.
+            name: of the metric; without a slash, it is put behind that of the split.
             value: a number or a tensor of one.
             how: what is made of all steps and ranks: their mean, sum or maximum; or `each`: the
                 newest value of each rank, as name/rank0, name/rank1...
@@ -53,10 +60,11 @@ class Store:
         """
         if not self.active:
             return
-        if name in TAKEN or not NAME.fullmatch(name):
-            raise ValueError(
-                f"can't record '{name}': another name, please, of letters, digits and ' _-.:/'"
-            )
+        if not NAME.fullmatch(name):
+            raise ValueError(f"can't record '{name}': use letters, digits and ' _-.:/' in the name")
+        name = self._qualified(name)
+        if self.split == "train" and TAKEN.fullmatch(name):
+            raise ValueError(f"can't record '{name}', which the training loop logs: rename it")
         if how not in get_args(How) or self.numbers.get(name, (how,))[0] != how:
             raise ValueError(
                 f"can't record '{name}' as '{how}': the same one of {', '.join(get_args(How))}"
@@ -79,6 +87,26 @@ class Store:
         """Add to a mean what is a sum over a weight, such as a loss over a number of samples."""
         _, before, weights = self.numbers.get(name, ("mean", None, 0.0))
         self.numbers[name] = ("mean", value if before is None else before + value, weights + weight)
+
+    def _qualified(self, name: str) -> str:
+        """Return a metric's name with the split that it belongs to."""
+        first, slash, rest = name.partition("/")
+        if not slash:
+            return f"{self.split}/{name}"
+        if self.split != "train":
+            return f"{self.split}/{rest if first == 'train' else name}"
+        if first in ("validation", "test"):
+            raise ValueError(f"can't record '{name}' in training: '{rest}' gets the split's name")
+        return name
+
+    @contextmanager
+    def evaluating(self, split: str) -> Iterator[None]:
+        """Record for an evaluation meanwhile; what is not read before the end is dropped."""
+        training, self.numbers, self.split = self.numbers, {}, split
+        try:
+            yield
+        finally:
+            self.numbers, self.split = training, "train"
 
     @contextmanager
     def paused(self) -> Iterator[None]:

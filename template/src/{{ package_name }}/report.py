@@ -81,6 +81,7 @@ class Report:
         trackers: names of the trackers to use.
         resume_step: the step that this attempt goes on from.
         lines: of metrics.jsonl that there were at that step; None: as many as there are now.
+        best: the metric that decides the best checkpoint, and "min" or "max".
 
     Raises:
         UsageError: the run folder can't be written to.
@@ -93,10 +94,13 @@ class Report:
         trackers: list[str],
         resume_step: int,
         lines: int | None,
+        best: tuple[str, str],
     ) -> None:
         self.active = world.is_main
         self.folder = Path(str(settings.run_dir))
         facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
+        if self.active:
+            self.heartbeat.state["best"] = {"metric": best[0], "direction": best[1]}
         run = described(settings, facts, resume_step, world.rank)
         tracked = trackers if self.active or settings.track_all_ranks else []
         self.trackers = Trackers(tracked, run, self.lines.earlier if self.active else ())
@@ -165,6 +169,11 @@ class Report:
         with tqdm.external_write_mode():
             log.info("step %d  %s", step, "  ".join(shown))
 
+    def best(self, score: float | None, step: int) -> None:
+        """Note the best validation so far, for `runs` and sweeps."""
+        if self.active:
+            self.heartbeat.state["best"] |= {"value": score, "step": step}
+
     def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
         """Keep pictures as files, and show them to the trackers."""
         for name, figure in figures.items():
@@ -200,10 +209,10 @@ class Report:
                     f"can't write {self.folder / 'summary.json'}: {error.strerror}; make room, and "
                     "the same command goes on from the newest checkpoint"
                 ) from None
+            found = {k.removeprefix("test_"): v for k, v in values.items() if k.startswith("test_")}
             log.info(
-                "test accuracy %.2f %%, test loss %.4f; all of it in %s",
-                100 * values["test_accuracy"],
-                values["test_loss"],
+                "test: %s; all of it in %s",
+                ", ".join(f"{name} {value:.4g}" for name, value in found.items()),
                 self.folder / "summary.json",
             )
 

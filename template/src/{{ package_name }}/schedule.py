@@ -1,4 +1,4 @@
-"""The learning rate: its peak for a world size, and its course over a run.
+"""The factors on learning rates: for a world size, and over a run.
 
 Both are functions of where the run is, so a checkpoint has nothing to save of them.
 """
@@ -8,16 +8,14 @@ import math
 from .config import Settings
 
 
-def peak_lr(settings: Settings, samples_per_step: int) -> float:
-    """Return the learning rate after the warm-up for a step of so many samples over all ranks.
+def scaling(settings: Settings, samples_per_step: int) -> float:
+    """Return the factor on learning rates for a step of so many samples over all ranks.
 
     Linear scaling is Goyal et al. 2017 (arXiv:1706.02677); by square root, Krizhevsky 2014
     (arXiv:1404.5997).
     """
     ratio = samples_per_step / settings.lr_reference_batch
-    return (
-        settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scaling]
-    )
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_scaling]
 
 
 def lr_factor(settings: Settings, progress: float) -> float:

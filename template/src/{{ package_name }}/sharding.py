@@ -18,6 +18,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Sampler,
+    default_collate,
     get_worker_info,
 )
 
@@ -125,6 +126,16 @@ def _take(held: list[Any], draw: random.Random) -> Any:  # noqa: ANN401 - a samp
     return held.pop()
 
 
+class _Counted:
+    """A collate function whose batches come with the number of their samples."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.collate = collate or default_collate
+
+    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+        return len(samples), self.collate(samples)
+
+
 class TrainBatches:
     """One rank's training batches of one epoch after the other.
 
@@ -138,7 +149,7 @@ class TrainBatches:
     Attributes:
         samples: of all ranks in an epoch, None where it is not known.
         uneven: whether other ranks may have more batches.
-        last: the batch that was read last.
+        last: the batch that was read last, None before the first.
     """
 
     def __init__(
@@ -151,7 +162,7 @@ class TrainBatches:
         workers: int,
         pin: bool,
     ) -> None:
-        self.dataset, self.seed, self.rank = dataset, seed, rank
+        self.dataset, self.seed, self.rank, self.batch_size = dataset, seed, rank, batch_size
         self.last: Any = None
         self.uneven = isinstance(dataset, ShardStream)
         options: dict[str, Any] = {
@@ -164,6 +175,7 @@ class TrainBatches:
         if isinstance(dataset, ShardStream):
             dataset.assign(rank, world_size, seed)
             self.samples = dataset.length
+            options["collate_fn"] = _Counted(options["collate_fn"])
             self.loader = DataLoader(dataset, batch_size=batch_size, **options)
         elif isinstance(dataset, IterableDataset):
             raise UsageError(
@@ -176,8 +188,11 @@ class TrainBatches:
             options["persistent_workers"] = workers > 0
             self.loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
 
-    def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch that are left; `last` is the one read last.
+    def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of an epoch that are left, each with its number of samples.
+
+        Of a map-style dataset these are the indices, equally many on each rank: `collate` may have
+        left some out, or have made several of each.
 
         Args:
             epoch: the epoch.
@@ -190,22 +205,21 @@ class TrainBatches:
         else:
             self.sampler.set_epoch(epoch, consumed)
             batches = 0
-        for number, batch in enumerate(started(self.loader)):
-            self.last = batch
+        for number, loaded in enumerate(started(self.loader)):
+            samples, self.last = loaded if self.uneven else (self.batch_size, loaded)
             if number >= batches:
-                yield batch
+                yield samples, self.last
         if self.last is None and not consumed:
             raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
 
 
 def evaluation_batches(
-    dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int
+    dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int
 ) -> Iterator[Any]:
-    """Return batches of every world-size-th sample: each sample once, on one rank, unpadded."""
-    mine = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
+    """Return batches of some samples of a map-style dataset, in their order, unpadded."""
     loader = DataLoader(
         dataset,
-        batch_sampler=BatchSampler(mine, batch_size, drop_last=False),
+        batch_sampler=BatchSampler(indices, batch_size, drop_last=False),
         **loading_workers(workers),
         collate_fn=getattr(dataset, "collate", None),
     )

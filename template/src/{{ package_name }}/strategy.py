@@ -4,8 +4,7 @@ All that differs in training is here. Under FSDP, parameters, gradients and the 
 parts (parts.py).
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -13,32 +12,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import model
 from .config import Settings
 from .distributed import World
 from .errors import UsageError
 from .parts import whole
 
+Units = Callable[[nn.Module], Iterable[nn.Module]]
 
-def distribute(network: nn.Module, settings: Settings, world: World) -> nn.Module:
+
+def distribute(network: nn.Module, units: Units, settings: Settings, world: World) -> nn.Module:
     """Put a network on this rank's device, spread it, and return what is called in training.
 
     The network itself stays what evaluation and checkpoints use. With FSDP its parameters become
     DTensors, so the optimizer is built after this. One rank has the whole network either way.
 
+    Args:
+        network: on the CPU.
+        units: of a network, the parts that FSDP gathers one at a time.
+        settings, world: as everywhere.
+
     Raises:
         UsageError: FSDP can't shard the network.
     """
     if settings.strategy == "fsdp" and world.size > 1:
-        _shard(network, settings, world)
+        _shard(network, units, settings, world)
     network.to(world.device)
-    called = torch.compile(network) if settings.compile else network
-    if settings.strategy == "ddp" and world.size > 1:
-        called = _replicate(called)
+    trained = any(parameter.requires_grad for parameter in network.parameters())
+    called = torch.compile(network) if settings.compile and trained else network
+    if settings.strategy == "ddp" and world.size > 1 and trained:
+        called = _replicate(called, settings.find_unused_parameters)
     return called
 
 
-def _replicate(network: nn.Module) -> DistributedDataParallel:
+def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel:
     """Return the network with its gradients averaged over all ranks.
 
     Buffers are not broadcast at each step: evaluation and checkpoints take rank 0's.
@@ -47,7 +53,12 @@ def _replicate(network: nn.Module) -> DistributedDataParallel:
     new, old = "forward_sync_buffers", "broadcast_buffers"
     option = new if new in signature(DistributedDataParallel).parameters else old
     called = _Called(network)
-    replica = DistributedDataParallel(called, gradient_as_bucket_view=True, **{option: False})
+    replica = DistributedDataParallel(
+        called,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused,
+        **{option: False},
+    )
     replica().backward()
     replica.zero_grad()
     called.warming_up = False
@@ -74,7 +85,7 @@ class _Called(nn.Module):
         return self.network(*arguments, **named)
 
 
-def _shard(network: nn.Module, settings: Settings, world: World) -> None:
+def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -> None:
     """Leave on this rank, and on its device, its part of each parameter.
 
     Units are put together for as long as they compute: a unit at a time, first those of `units`,
@@ -88,7 +99,7 @@ def _shard(network: nn.Module, settings: Settings, world: World) -> None:
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for unit in (*getattr(model, "units", units)(network), network):
+    for unit in (*units(network), network):
         # In bf16, parameters travel as what autocast would make of them. Not beside running
         # statistics, which batch normalization wants in its parameters' type.
         half = settings.precision == "bf16" and not any(
@@ -108,11 +119,8 @@ def _shard(network: nn.Module, settings: Settings, world: World) -> None:
             ) from None
 
 
-def units(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the parts of a network's outermost sequences, such as the blocks of a transformer.
-
-    A function of this name in model.py goes first.
-    """
+def blocks(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of a network's outermost sequences, such as the blocks of a transformer."""
     for child in network.children():
         if isinstance(network, nn.Sequential | nn.ModuleList) and not isinstance(
             child,
@@ -121,32 +129,22 @@ def units(network: nn.Module) -> Iterator[nn.Module]:
             if next(child.parameters(), None) is not None:
                 yield child
         else:
-            yield from units(child)
+            yield from blocks(child)
 
 
-def gradients_stay_here(network: nn.Module) -> AbstractContextManager:
-    """Keep a backward pass from averaging gradients: the last one of a step is enough.
-
-    Not with FSDP: a rank would hold the gradient of the whole network.
-    """
-    return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
-
-
-def gradient_norm(network: nn.Module, limit: float | None) -> Tensor:
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
     """Return the norm of the gradient, all ranks' parts together; scale it down to the limit.
 
     Every rank must call this.
     """
-    gradients = [each.grad for each in network.parameters() if each.grad is not None]
-    norm = whole(nn.utils.get_total_norm(gradients))
+    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if limit:
-        nn.utils.clip_grads_with_norm_(network.parameters(), limit, norm)
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return norm
 
 
-def parameter_norm(network: nn.Module) -> Tensor:
+def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:
     """Return the norm of all parameters, all ranks' parts together; every rank must call this."""
-    if hasattr(network, "reshard"):
-        # After an evaluation, FSDP keeps the outermost parameters whole for a backward pass.
-        network.reshard()
-    return whole(nn.utils.get_total_norm(each.detach() for each in network.parameters()))
+    return whole(
+        nn.utils.get_total_norm(p.detach() for network in networks for p in network.parameters())
+    )

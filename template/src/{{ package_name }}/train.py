@@ -4,47 +4,52 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from . import checkpoint, data, model
 from .announce import announce, announce_resume, announce_waiting
-from .checkpoint import Checkpoints, parameters_sha256
+from .checkpoint import Checkpoints
 from .config import Settings
 from .distributed import (
     World,
-    autocast,
     joined,
     lost_ranks_named,
     refuse_different_samples,
     refuse_different_settings,
     set_up_logging,
-    to_device,
 )
 from .errors import UsageError
-from .evaluation import Pictures, evaluate
+from .evaluation import Evaluation, Evaluator
+from .learner import Learner
 from .metrics import Meter
-from .optimizer import load_optimizer, options_of
-from .parts import layout
+from .nested import to_device
+from .networks import Networks, digest
+from .position import Position
 from .preemption import EXIT_CODE, StopRequest
 from .recording import record
 from .report import Report, with_run_dir
 from .saving import Saver
-from .schedule import lr_factor, peak_lr
+from .schedule import scaling
 from .seeding import seed_torch
-from .sharding import TrainBatches, evaluation_batches
-from .strategy import distribute, gradient_norm, gradients_stay_here, parameter_norm
+from .sharding import TrainBatches
+from .strategy import parameter_norm
 from .tracking import Status, select
+from .update import Loop, Weighted
 from .votes import Votes
 
 log = logging.getLogger(__name__)
 
-Batch = tuple[Any, Tensor]  # inputs may be tuples or dictionaries of tensors
+
+class Loaded(NamedTuple):
+    """A batch of this rank: its number of samples, and how much it counts in means."""
+
+    batch: Any
+    samples: int
+    weight: int
 
 
 def run(settings: Settings, stop: StopRequest) -> int:
@@ -61,24 +66,22 @@ def run(settings: Settings, stop: StopRequest) -> int:
         set_up_logging(world, settings.log_all_ranks)
         refuse_different_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
-        return Trainer(settings, world, stop).train(trackers)
+        return Trainer(model.Model(settings), settings, world, stop).train(trackers)
 
 
 class Trainer:
-    """A network, its data, and how far the one is trained on the other.
+    """A learner's networks, its data, and how far the ones are trained on the other."""
 
-    The place in the training is `epoch`, `step`, and within the epoch `epoch_steps` and
-    `consumed`: steps are optimizer steps, consumed are samples of all ranks.
-    """
-
-    def __init__(self, settings: Settings, world: World, stop: StopRequest) -> None:
-        self.settings, self.world, self.stop = settings, world, stop
-        self.epoch, self.step, self.epoch_steps, self.consumed = 0, 0, 0, 0
-        self.best_accuracy, self.validated_step = -1.0, 0
+    def __init__(
+        self, learner: Learner, settings: Settings, world: World, stop: StopRequest
+    ) -> None:
+        self.learner, self.settings, self.world, self.stop = learner, settings, world, stop
+        self.position = Position()
         self.resumed_from: int | None = None
         self.line_count: int | None = None
-        self.trained_samples, self.trained_seconds = 0, 0.0
+        self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
         self.waiting_announced = settings.workers > 0
+        self.weighs = type(learner).weigh is not Learner.weigh
 
         self.datasets = data.load(settings)
         self.batches = TrainBatches(
@@ -98,12 +101,10 @@ class Trainer:
             raise UsageError("the training set does not say its length: set --max-steps")
 
         torch.manual_seed(settings.seed)
-        self.network = model.build()
-        # What is called in training; the network itself serves evaluation and checkpoints.
-        self.forward = distribute(self.network, settings, world)
-        self.optimizer = model.build_optimizer(self.network, settings)
-        self.options = options_of(self.optimizer)
-        self.meter = Meter(world.device)
+        self.networks = Networks(learner, settings, world)
+        self.evaluator = Evaluator(learner, self.networks, settings, world)
+        self.meter = Meter(world.device, learner.unit)
+        self.loop = Loop(self.networks, settings, world, self.meter, self._show_histograms)
         self.run_dir = Path(str(settings.run_dir))
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
         self.saver = Saver(self.checkpoints, world, settings.timeout)
@@ -114,263 +115,298 @@ class Trainer:
         announce(self.settings, self.world, self.batches.samples, self.samples_per_step)
         if self.settings.dry_run:
             return 0
-        if self.resumed_from and self._is_done() and self.world.share(self._has_summary()):
+        if self.resumed_from and self._is_end() and self.world.share(self._has_summary()):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
+        self.evaluator.check(self.datasets.validation)
         self.report = Report(
-            self.settings, self.world, trackers, self.resumed_from or 0, self.line_count
+            self.settings,
+            self.world,
+            trackers,
+            self.resumed_from or 0,
+            self.line_count,
+            self.learner.best,
         )
         status: Status = "failed"
         error: str | None = None
         try:
             with self.saver, lost_ranks_named(self.world.rank, self.settings.timeout):
                 stopped = False
-                while not self._is_done() and not stopped:
+                while not self._is_end() and not stopped:
                     stopped = not self._train_epoch()
                 if not stopped:
-                    if self.validated_step != self.step:
-                        self._end_epoch(whole=False)
-                    self._summarize(bool(trackers))
+                    self._validate()
+                    self._summarize()
             status = "preempted" if stopped else "finished"
         except BaseException as failure:
             kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
             error = f"{kind}{failure}".splitlines()[0]
             raise
         finally:
-            self.report.close(status, error, self.step, self.checkpoints.best())
+            self.report.close(status, error, self.position.step, self.checkpoints.best())
         return EXIT_CODE if stopped else 0
+
+    # -- steps ------------------------------------------------------------------------------------
 
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch, evaluate and save; return False if a signal came first."""
+        position, settings = self.position, self.settings
         steps = (self.batches.samples or 0) // self.samples_per_step
-        bar = self.report.progress_bar(self.epoch, self.epoch_steps, steps or None)
+        bar = self.report.progress_bar(position.epoch, position.epoch_steps, steps or None)
         windows = self._windows()
         window = self._next(windows)
-        votes = Votes(self.world, self.stop, self.step, self.batches.uneven)
-        votes.begin(self.step, self._samples(window))
+        votes = Votes(self.world, self.stop, position.step, self.batches.uneven or self.weighs)
+        votes.begin(position.step, *_sizes(window))
         began = time.perf_counter()
         stopping, samples = False, 1
-        while not self._at_last_step():
-            stopping, samples = votes.result()
+        while not position.is_end(settings):
+            stopping, samples, weight = votes.result()
             if stopping or samples == 0:
                 break
+            if self._is_due(settings.validate_every, position.step):
+                self._validate()
+                if position.is_end(settings):
+                    break
             # The next step's vote travels while this step is computed.
             following = self._next(windows)
-            votes.begin(self.step, self._samples(following))
-            self._train_step(window, samples)
+            votes.begin(position.step, *_sizes(following))
+            self._train_step(window, samples, weight)
             window = following
             bar.update()
-            if self.step % self.settings.log_every == 0:
+            if self._is_due(settings.log_every, position.step):
                 self._log_step()
-            if self.step % self.settings.checkpoint_every == 0 and not self._at_last_step():
+            if self._is_due(settings.checkpoint_every, position.step) and not self._is_end():
                 self._save()
         votes.result()  # of the step behind max_steps: ranks must hear it before they talk again
         bar.close()
         self.trained_seconds += time.perf_counter() - began
         if stopping:
-            self._save()
-            self._refuse_unsaved("stopped")
-            log.info(
-                "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
-                self.step,
-                self.stop.received or "a signal to another rank",
-                self.run_dir,
-            )
+            self._leave()
             return False
-        if samples == 0 and self.step == 0:
-            raise UsageError("the training set has no samples: is data_dir the right folder?")
-        self._end_epoch(whole=samples == 0)
+        if samples == 0:
+            if position.step == 0:
+                raise UsageError("the training set has no samples: is data_dir the right folder?")
+            self._end_epoch()
         return True
 
-    def _windows(self) -> Iterator[list[Batch]]:
+    def _windows(self) -> Iterator[list[Loaded]]:
         """Yield this rank's batches for each step that is left of the epoch, then empty lists."""
-        accumulate = self.settings.accumulate
-        batches = self.batches.epoch(self.epoch, self.consumed, self.epoch_steps * accumulate)
-        step = self.step
+        position, accumulate = self.position, self.settings.accumulate
+        batches = self.batches.epoch(
+            position.epoch, position.consumed, position.epoch_steps * accumulate
+        )
+        step = position.step
         while True:
             seed_torch("samples", self.settings.seed, self.world.rank, step)
-            yield list(islice(batches, accumulate))
+            yield [
+                Loaded(batch, samples, self.learner.weigh(batch) if self.weighs else samples)
+                for samples, batch in islice(batches, accumulate)
+            ]
             step += 1
 
-    def _next(self, windows: Iterator[list[Batch]]) -> list[Batch]:
+    def _next(self, windows: Iterator[list[Loaded]]) -> list[Loaded]:
         """Return the next step's batches, and take note of how long they were waited for."""
         began = time.perf_counter()
         window = next(windows)
         record("train/data_seconds", time.perf_counter() - began)
         return window
 
-    def _samples(self, window: list[Batch]) -> int:
-        """Return this rank's samples of a step."""
-        return sum(self._weight(batch) for batch in window)
-
-    def _weight(self, batch: Batch) -> int:
-        """Return for how many samples a batch counts.
-
-        Of a map-style dataset these are its indices, equally many on each rank. `collate` may have
-        left some out, or have made several targets of each.
-        """
-        return len(batch[1]) if self.batches.uneven else self.settings.batch_size
-
-    def _train_step(self, window: list[Batch], samples: int) -> None:
-        """Take one optimizer step.
+    def _train_step(self, window: list[Loaded], samples: int, weight: int) -> None:
+        """Take one step.
 
         Args:
             window: this rank's batches. A rank that has none left, since its shards were shorter,
                 takes part with weight zero, so that the others need not stop: in each forward
                 and backward pass, at which ranks may meet.
-            samples: of all ranks together.
+            samples, weight: of all ranks together.
         """
-        settings, device = self.settings, self.world.device
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        seed_torch("step", settings.seed, self.world.rank, self.step)
-        loss_sum = torch.zeros((), device=device)
-        weighted = [(batch, self._weight(batch)) for batch in window]
+        settings, position = self.settings, self.position
+        self.networks.set_learning_rates(self._learning_rate_factor())
+        seed_torch("step", settings.seed, self.world.rank, position.step)
         if self.batches.uneven:
-            weighted += [(self.batches.last, 0)] * (settings.accumulate - len(window))
-        for number, ((inputs, targets), weight) in enumerate(weighted, 1):
-            inputs, targets = to_device((inputs, targets), device)
-            with nullcontext() if number == len(weighted) else gradients_stay_here(self.forward):
-                with autocast(device, settings.precision):
-                    loss = model.loss(self.forward(inputs), targets, settings.label_smoothing)
-                (loss * (weight / (settings.batch_size * settings.accumulate))).backward()
-            loss_sum += loss.detach() * weight
-        if samples != self.samples_per_step:
-            # The last step of an epoch may have fewer: make the gradient their mean.
-            for parameter in self.network.parameters():
-                if parameter.grad is not None:
-                    parameter.grad *= self.samples_per_step / samples
-        norm = None
-        if settings.clip_norm or self._is_due(settings.log_every):
-            norm = gradient_norm(self.network, settings.clip_norm)
-        self.optimizer.step()
-        if self._is_due(settings.histograms_every):
-            self.report.histograms(self.step + 1, self.network)
-        self.optimizer.zero_grad()
-        self.step += 1
-        self.epoch_steps += 1
-        self.consumed += samples
-        self.trained_samples += samples
-        self.meter.add(loss_sum, norm, sum(weight for _, weight in weighted), samples)
-
-    def _end_epoch(self, whole: bool) -> None:
-        """Evaluate on the validation set and save; `whole` unless max_steps cut the epoch short."""
-        began = time.perf_counter()
-        # First of all: a signal in a long validation then costs no more than the validation.
-        self._save()
-        loss, accuracy = evaluate(self.network, self.datasets.validation, self.settings, self.world)
-        self._refuse_divergence("the validation loss is", loss)
-        best = accuracy > self.best_accuracy
-        self.best_accuracy = max(accuracy, self.best_accuracy)
-        self.validated_step = self.step
-        if whole:
-            self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
-        self.report.metrics(
-            self.step,
-            self.progress(),
-            {"epoch": self.epoch, "validation/loss": loss, "validation/accuracy": accuracy},
+            spare = Loaded(self.batches.last, 0, 0)
+            window = window + [spare] * (settings.accumulate - len(window))
+        self.loop.begin(
+            [Weighted(to_device(each.batch, self.world.device), each.weight) for each in window],
+            weight,
+            measure_norm=self._is_due(settings.log_every, position.step + 1),
         )
-        self._save(best)
-        self.meter.skip(time.perf_counter() - began)
+        self.learner.train_step(self.loop)
+        position.advance(samples)
+        if self.networks.average:
+            self.networks.average.update(self.networks.modules, position.step)
+        self.trained_samples += samples
+        self.trained_weight += weight
+        self.meter.count(weight)
 
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
-        self._refuse_divergence("the training loss is", readings["train/loss"])
-        if not self.waiting_announced and self.step > self.settings.log_every:
-            self.waiting_announced = announce_waiting(readings, self.samples_per_step)
-        rate = {"train/lr": self.learning_rate()}
-        self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
+        for name, value in readings.items():
+            if name.startswith("train/") and name.endswith("loss"):
+                self._refuse_divergence(f"{name} is", value)
+        if not self.waiting_announced and self.position.step > self.settings.log_every:
+            self.waiting_announced = announce_waiting(
+                readings["train/data_seconds"], self.meter.step_seconds
+            )
+        rates = self.networks.learning_rates()
+        self.report.metrics(self.position.step, self.progress(), readings | rates, own | rates)
 
-    def _summarize(self, with_pictures: bool) -> None:
-        pictures = Pictures() if with_pictures else None
-        loss, accuracy = evaluate(
-            self.network, self.datasets.test, self.settings, self.world, pictures
+    def _show_histograms(self) -> None:
+        if self._is_due(self.settings.histograms_every, self.position.step + 1):
+            self.report.histograms(self.position.step + 1, self.networks.modules)
+
+    # -- evaluations ------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        """Begin the next epoch, after an evaluation where one is due."""
+        every = self.settings.validate_epochs
+        if every and (self.position.epoch + 1) % every == 0:
+            self._validate(epoch_ends=True)
+        else:
+            self.position.end_epoch()
+            self._save()
+
+    def _validate(self, epoch_ends: bool = False) -> None:
+        """Evaluate on the validation set and save, unless that was done at this step already."""
+        position, began = self.position, time.perf_counter()
+        result = None
+        if position.validated_step != position.step or position.best_score is None:
+            # First of all: a signal in a long validation then costs no more than the validation.
+            self._save()
+            result = self.evaluator.evaluate(self.datasets.validation, "validation", position.step)
+        if epoch_ends:
+            position.end_epoch()
+        elif result is None:
+            return
+        line: dict[str, float] = {"epoch": position.epoch}
+        best = False
+        if result:
+            name, direction = self.learner.best
+            self._refuse_divergence(f"{name} is", result.metrics[name])
+            best = position.judge(result.metrics[name], direction)
+            line |= result.metrics
+        self.report.metrics(position.step, self.progress(), line)
+        self.report.best(position.best_score, position.best_step)
+        self._save(best)
+        if position.is_out_of_patience(self.settings):
+            log.info(
+                "no better for %d validations: the training ends at step %d, its best was step %d",
+                position.validations_since_best,
+                position.step,
+                position.best_step,
+            )
+        self.meter.skip(time.perf_counter() - began)
+
+    def _summarize(self) -> None:
+        position, name = self.position, self.learner.best[0]
+        test = self.evaluator.evaluate(
+            self.datasets.test, "test", position.step, keep_first=self.world.is_main
         )
         self._refuse_unsaved("ended")
-        self.report.metrics(self.step, 1.0, {"test/loss": loss, "test/accuracy": accuracy})
+        self.report.metrics(position.step, 1.0, test.metrics)
+        seconds = max(self.trained_seconds, 1e-9)
+        rates = {
+            "samples_per_second": self.trained_samples / seconds,
+            f"{self.learner.unit}_per_second": self.trained_weight / seconds,
+        }
         self.report.summary(
             {
-                "test_accuracy": accuracy,
-                "test_loss": loss,
-                "validation_accuracy": self.best_accuracy,
-                "epochs": self.epoch,
-                "global_step": self.step,
+                **{metric.replace("/", "_"): value for metric, value in test.metrics.items()},
+                name.replace("/", "_"): position.best_score,
+                "best_step": position.best_step,
+                "epochs": position.epoch,
+                "global_step": position.step,
                 "world_size": self.world.size,
                 "backend": self.world.backend,
                 "device": str(self.world.device),
                 "hostnames": list(self.world.hostnames),
-                "images_per_second": self.trained_samples / max(self.trained_seconds, 1e-9),
+                **rates,
                 "trained_seconds": self.trained_seconds,
                 "resumed_from_step": self.resumed_from,
-                "parameters_sha256": parameters_sha256(self.network),
+                "parameters_sha256": digest(self.networks.modules),
             }
         )
-        if pictures:
-            drawn = pictures.draw(self.world)
-            self.report.figures(self.step, {f"test/{name}": each for name, each in drawn.items()})
+        self._draw(test)
         if self.settings.register_model and self.world.is_main:
             self._register(self.settings.register_model)
 
+    def _draw(self, test: Evaluation) -> None:
+        """Keep the figures of figures.py; a mistake in that file costs the figures only."""
+        if test.first is None:
+            return
+        try:
+            from . import figures
+
+            drawn = figures.draw(test.sums, *test.first)
+        except Exception:
+            log.exception("figures.py failed, so there are no figures of this evaluation")
+            return
+        self.report.figures(
+            self.position.step, {f"test/{name}": figure for name, figure in drawn.items()}
+        )
+
     def _register(self, name: str) -> None:
         """Put the best network into the registry of models."""
+        from .inference import load
+
         self.saver.wait()
         best = self.checkpoints.best()
         if best is None:
             log.error("there is no checkpoint, so no network goes into the registry")
             return
-        state = checkpoint.load(best)
-        network = model.build().eval()
-        network.load_state_dict(state["network"])
-        # As batches reach the network: through the dataset's own way to make them.
-        inputs, _ = next(iter(evaluation_batches(self.datasets.test, 4, 0, 1, 0)))
-        self.report.trackers.log("model", network, inputs, name, state["step"])
+        loaded = load(best, self.settings)
+        example = loaded.learner.inputs(loaded.example(self.datasets.test, 4))
+        self.report.trackers.log("model", loaded.networks, example, name, loaded.step)
 
     # -- where the training stands ----------------------------------------------------------------
 
     def progress(self) -> float:
-        """Return how much of the training is done, from 0 to 1, the same on any world size."""
-        shares = []
-        if self.batches.samples:
-            steps = max(self.batches.samples // self.samples_per_step, 1)
-            in_epoch = min(self.consumed / (steps * self.samples_per_step), 1.0)
-            shares.append((self.epoch + in_epoch) / self.settings.epochs)
-        if self.settings.max_steps:
-            shares.append(self.step / self.settings.max_steps)
-        return max(shares)
+        """Return how much of the training is done, from 0 to 1."""
+        return self.position.progress(self.settings, self.batches.samples, self.samples_per_step)
 
-    def learning_rate(self) -> float:
-        """Return the learning rate of the step to come."""
-        peak = peak_lr(self.settings, self.samples_per_step)
-        return peak * lr_factor(self.settings, self.progress())
+    def _learning_rate_factor(self) -> float:
+        """Return what the learning rates of the step to come are multiplied by."""
+        return scaling(self.settings, self.samples_per_step) * self.learner.schedule(
+            self.progress()
+        )
 
-    def _is_done(self) -> bool:
-        return self.epoch >= self.settings.epochs or self._at_last_step()
+    def _is_end(self) -> bool:
+        return self.position.is_end(self.settings)
 
     def _has_summary(self) -> bool:
         return (self.run_dir / "summary.json").exists()
 
-    def _is_due(self, every: int) -> bool:
-        """Return whether the step that is being taken is one of those; 0 means none."""
-        return every > 0 and (self.step + 1) % every == 0
+    @staticmethod
+    def _is_due(every: int, step: int) -> bool:
+        """Return whether a step is one of those; 0 means none."""
+        return every > 0 and step > 0 and step % every == 0
 
-    def _at_last_step(self) -> bool:
-        return self.settings.max_steps is not None and self.step >= self.settings.max_steps
+    def _leave(self) -> None:
+        """Save, since a signal came."""
+        self._save()
+        self._refuse_unsaved("stopped")
+        log.info(
+            "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
+            self.position.step,
+            self.stop.received or "a signal to another rank",
+            self.run_dir,
+        )
 
     def _refuse_divergence(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             self.saver.wait()
             newest = self.checkpoints.latest() or "none had been saved yet"
             raise UsageError(
-                f"{what} {value} at step {self.step}: lower lr, lengthen warmup, or set "
+                f"{what} {value} at step {self.position.step}: lower lr, lengthen warmup, or set "
                 f"clip_norm; the last checkpoint from before: {newest}"
             )
 
     def _refuse_unsaved(self, what: str) -> None:
         if not self.world.share(self.saver.wait()):
             raise UsageError(
-                f"{what} at step {self.step}, but the checkpoint could not be written: make room "
-                f"for {self.checkpoints.folder}; the same command then goes on from the checkpoint "
-                "before, if there is one"
+                f"{what} at step {self.position.step}, but the checkpoint could not be written: "
+                f"make room for {self.checkpoints.folder}; the same command then goes on from the "
+                "checkpoint before, if there is one"
             )
 
     def _save(self, best: bool = False) -> None:
@@ -379,29 +415,21 @@ class Trainer:
         Random generators are not in it: they are seeded with each step's number.
 
         Raises:
-            UsageError: on every rank, if the network has diverged: the checkpoints from before are
+            UsageError: on every rank, if a network has diverged: the checkpoints from before are
                 worth more than this one.
         """
-        norm = parameter_norm(self.network).item()
+        norm = parameter_norm(self.networks.modules.values()).item()
         self._refuse_divergence("the norm of all parameters is", norm)
         state: dict[str, Any] = {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "optimizer_class": type(self.optimizer).__name__,
-            "options": self.options,
-            "epoch": self.epoch,
-            "step": self.step,
-            "epoch_steps": self.epoch_steps,
-            "consumed": self.consumed,
-            "best_accuracy": self.best_accuracy,
-            "validated_step": self.validated_step,
+            **self.networks.state(),
+            "position": self.position.as_dict(),
             "meter": self.meter.state(self.world),
             "line_count": self.report.line_count,
             "world_size": self.world.size,
             "samples_per_step": self.samples_per_step,
             "settings": self.settings.as_dict(),
         }
-        self.saver.save(state, self.step, best, before=self.report.flush)
+        self.saver.save(state, self.position.step, best, before=self.report.flush)
 
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
@@ -409,24 +437,19 @@ class Trainer:
         found = self.world.on_main(lambda: checkpoint.find(self.settings.resume, self.run_dir))
         if found is None:
             return
-        state = checkpoint.load(found, layout(self.network, self.optimizer))
-        try:
-            self.network.load_state_dict(state["network"])
-            load_optimizer(self.optimizer, state, found)
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"{found} does not fit the network in model.py ({str(error).split(chr(9))[-1]}): "
-                "choose another --run-dir, or bring back the network that it was saved from"
-            ) from None
-        self.epoch, self.step = state["epoch"], state["step"]
-        self.epoch_steps, self.consumed = state["epoch_steps"], state["consumed"]
+        state = checkpoint.load(found, self.networks.like)
+        self.networks.load(state, found)
+        self.position = Position.from_dict(state["position"])
         if state["samples_per_step"] != self.samples_per_step:
             # The batches that each rank would have had by now.
-            self.epoch_steps = self.consumed // self.samples_per_step
-        self.best_accuracy = state["best_accuracy"]
-        self.validated_step = state["validated_step"]
+            self.position.epoch_steps = self.position.consumed // self.samples_per_step
         self.meter.resume(state["meter"], self.world)
-        self.resumed_from = self.step
-        self.line_count = state.get("line_count")
-        self.saver.go_on_from(found, self.step)
+        self.resumed_from = self.position.step
+        self.line_count = state["line_count"]
+        self.saver.go_on_from(found, self.position.step)
         announce_resume(found, state, self.settings, self.world)
+
+
+def _sizes(window: list[Loaded]) -> tuple[int, int]:
+    """Return the samples and the weight of a step's batches."""
+    return sum(each.samples for each in window), sum(each.weight for each in window)

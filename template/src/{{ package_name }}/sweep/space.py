@@ -11,7 +11,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from ..config import Settings, validated
+from ..config import all_settings, validated
 from ..errors import UsageError
 
 
@@ -29,7 +29,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
         raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")
     space = {}
     for name, spec in wanted.items():
-        if name not in [field.name for field in dataclasses.fields(Settings)]:
+        if name not in [field.name for field in dataclasses.fields(all_settings())]:
             raise UsageError(f"{path}: unknown setting '{name}'; see train --help for all")
         try:
             values = spec if isinstance(spec, list) else [spec["low"], spec["high"]]

@@ -1,0 +1,124 @@
+"""What is trained, and how: the interface that model.py fills in.
+
+A training is a `Learner`: its networks, their optimizers, the loss of a batch, and the metrics of
+an evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same for all.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import nested
+from .config import Settings
+from .schedule import lr_factor
+from .strategy import blocks
+
+if TYPE_CHECKING:
+    from .update import Loop
+
+Networks = Any
+"""What `build` returned: a module, or a dictionary of modules by name."""
+Batch = Any
+"""What the data set and its collate give, with its tensors on this rank's device."""
+
+
+class Learner:
+    """A kind of training. model.py subclasses it as `Model`, with `build`, `optimizers`, `loss`.
+
+    Attributes:
+        best: the metric that decides which checkpoint is the best, and whether less or more of it
+            is better. `runs`, sweeps and early stopping go by it too.
+        unit: what the weight of a batch counts, such as "tokens"; names the rates in the log.
+        settings: those of the run, with the fields of settings.py.
+    """
+
+    best: tuple[str, Literal["min", "max"]] = ("validation/loss", "min")
+    unit = "samples"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings: Any = settings
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def build(self) -> nn.Module | dict[str, nn.Module]:
+        """Return the network to train, or several by name; torch is seeded, alike on all ranks."""
+        raise NotImplementedError
+
+    def optimizers(self, networks: Networks) -> Optimizer | dict[str, Optimizer]:
+        """Return the optimizer, or several by name.
+
+        The learning rate of each group of parameters is the one it has here, times `schedule`.
+        """
+        raise NotImplementedError
+
+    def loss(self, networks: Networks, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch, a scalar.
+
+        A loss with parameters of its own belongs inside a network, where ranks share its gradients.
+        """
+        raise NotImplementedError
+
+    def train_step(self, loop: "Loop") -> None:
+        """Take a step: one update by the loss, or several updates of different networks."""
+        loop.update(self.loss)
+
+    def weigh(self, batch: Batch) -> int:
+        """Return how much a batch counts in means and rates; the default is its samples.
+
+        Another unit, such as the tokens that the loss is the mean of, is counted here.
+        """
+        return nested.length(batch)
+
+    def schedule(self, progress: float) -> float:
+        """Return the factor on all learning rates at a progress from 0 to 1 (settings.schedule)."""
+        return lr_factor(self.settings, progress)
+
+    def units(self, network: nn.Module) -> Iterable[nn.Module]:
+        """Return the parts of a network that FSDP gathers one at a time, the inner ones first."""
+        return blocks(network)
+
+    # -- evaluation -------------------------------------------------------------------------------
+
+    def measure(self, networks: Networks, batch: Batch) -> Mapping[str, Any]:
+        """Return what a batch of an evaluation adds to the metrics; called without gradients.
+
+        A tensor of any shape is summed over all batches and ranks. A tuple holds the arguments of
+        `update` of the object in `metrics` with the same name.
+        """
+        return {"loss": self.loss(networks, batch) * self.weigh(batch)}
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Return objects with `update` and `compute`, such as torchmetrics', for each evaluation.
+
+        For metrics that no sum can give, such as the area under a curve.
+        """
+        return {}
+
+    def conclude(self, sums: Mapping[str, Tensor]) -> Mapping[str, float | Tensor]:
+        """Return the metrics by name; the default divides each single number by the weight.
+
+        Args:
+            sums: of what `measure` returned, float64 on the CPU; and `weight`, of all batches.
+        """
+        weight = sums["weight"]
+        return {
+            name: total / weight
+            for name, total in sums.items()
+            if name != "weight" and total.numel() == 1
+        }
+
+    # -- use --------------------------------------------------------------------------------------
+
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """Return the arguments of the network's forward: the first part of a pair, or the batch."""
+        return (batch[0],) if isinstance(batch, tuple | list) else (batch,)
+
+    def predict(self, networks: Networks, batch: Batch) -> Any:  # noqa: ANN401
+        """Return predictions: tensors with a row for each sample, of any nesting."""
+        return networks(*self.inputs(batch))
+
+    def describe(self, prediction: Any) -> Any:  # noqa: ANN401
+        """Return one sample's prediction as JSON can have it: a line of what `predict` writes."""
+        return nested.plain(prediction)

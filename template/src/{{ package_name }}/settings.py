@@ -1,0 +1,25 @@
+"""Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
+
+This file is yours. What every training has is in config.py.
+"""
+
+from dataclasses import dataclass
+
+from . import config
+from .config import Positive, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(config.Settings):
+    """All settings of a run."""
+
+    validation_size: Positive = 5000
+    """samples of the training set that are held out"""
+    streaming: bool = False
+    """read the training set as a stream of shards instead of by index"""
+    momentum: Share = 0.9
+    """of SGD, with Nesterov's update"""
+    weight_decay: Share = 2e-3
+    """L2 penalty"""
+    label_smoothing: Share = 0.1
+    """share of the target spread over the other classes"""
