@@ -4,7 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +33,7 @@ class Evaluation:
     Attributes:
         metrics: by name, such as validation/loss.
         sums: over all batches and ranks, by the names that `measure` gave them.
-        first: this rank's first batch and its predictions, on the CPU; None where it has none, or
-            where they were not asked for.
+        first: this rank's first batch and its predictions, on the CPU, if they were asked for.
     """
 
     metrics: dict[str, float]
@@ -120,27 +119,24 @@ class Evaluator:
         seed_torch("evaluation", self.settings.seed, self.world.rank, step)
         sums, first = Sums(), None
         with evaluation_mode(modules, self.world), STORE.evaluating(split):
-            for batch, counts in self._batches(dataset, samples):
+            for number, (batch, counts) in enumerate(self._batches(dataset, samples)):
                 weight = self.learner.weigh(batch)
                 batch = to_device(batch, device)
-                if not counts:
-                    with STORE.paused():
-                        self._measure(networks, batch)
-                    continue
-                sums.add(self._measure(networks, batch), weight, objects)
-                if keep_first and first is None:
-                    with autocast(device, self.settings.precision):
+                with autocast(device, self.settings.precision):
+                    if (
+                        keep_first and number == 0
+                    ):  # on all ranks, since FSDP puts networks together
                         first = to_cpu((batch, self.learner.predict(networks, batch)))
+                    with nullcontext() if counts else STORE.paused():
+                        measured = self.learner.measure(networks, batch)
+                if counts:
+                    sums.add(measured, weight, objects)
             recorded, _ = STORE.read(self.world)
         totals = sums.over_all_ranks(self.world)
         metrics = {f"{split}/{k}": v for k, v in self._conclude(totals, objects).items()}
         if twice := metrics.keys() & recorded.keys():
             raise UsageError(f"{min(twice)} is both measured and recorded: rename one of the two")
         return Evaluation(metrics | recorded, totals, first)
-
-    def _measure(self, networks: Any, batch: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        with autocast(self.world.device, self.settings.precision):
-            return self.learner.measure(networks, batch)
 
     def _conclude(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
         values = dict(self.learner.conclude(sums))

@@ -54,9 +54,9 @@ class Sums:
         names = sorted(mine)
         zeros = torch.zeros((), dtype=torch.float64)
         own = [self.totals.get(name, zeros.expand(mine[name])).reshape(-1) for name in names]
-        flat = world.sum_tensor(torch.cat(own))
-        parts = flat.split([each.numel() for each in own])
-        return {name: part.reshape(mine[name]) for name, part in zip(names, parts, strict=True)}
+        parts = world.sum_tensor(torch.cat(own)).split([each.numel() for each in own])
+        found = dict(zip(names, parts, strict=True))
+        return {name: found[name].reshape(shape) for name, shape in mine.items()}
 
 
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

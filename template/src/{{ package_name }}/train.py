@@ -299,9 +299,7 @@ class Trainer:
 
     def _summarize(self) -> None:
         position, name = self.position, self.learner.best[0]
-        test = self.evaluator.evaluate(
-            self.datasets.test, "test", position.step, keep_first=self.world.is_main
-        )
+        test = self.evaluator.evaluate(self.datasets.test, "test", position.step, keep_first=True)
         self._refuse_unsaved("ended")
         self.report.metrics(position.step, 1.0, test.metrics)
         seconds = max(self.trained_seconds, 1e-9)
@@ -332,7 +330,7 @@ class Trainer:
 
     def _draw(self, test: Evaluation) -> None:
         """Keep the figures of figures.py; a mistake in that file costs the figures only."""
-        if test.first is None:
+        if not self.world.is_main or test.first is None:
             return
         try:
             from . import figures
