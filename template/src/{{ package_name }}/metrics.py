@@ -54,7 +54,7 @@ class Meter:
         speed = (self.samples - self.earlier) / (time.perf_counter() - self.since)
         over_all, own = STORE.read(world)
         self.samples, self.earlier, self.since = 0, 0, time.perf_counter()
-        first = {"train/images_per_second": speed}
+        first = {"train/loss": over_all["train/loss"], "train/images_per_second": speed}
         return first | over_all, {"train/images_per_second": speed / world.size} | own
 
     def state(self, world: World) -> dict[str, Any]:

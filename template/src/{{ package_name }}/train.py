@@ -279,7 +279,7 @@ class Trainer:
         if not self.waiting_announced and self.step > self.settings.log_every:
             self.waiting_announced = announce_waiting(readings, self.samples_per_step)
         rate = {"train/lr": self.learning_rate()}
-        self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
+        self.report.metrics(self.step, self.progress(), readings | rate, own | rate)
 
     def _summarize(self, with_pictures: bool) -> None:
         pictures = Pictures() if with_pictures else None
