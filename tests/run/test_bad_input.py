@@ -70,21 +70,29 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
-        ("images, labels = images[rank:], labels[rank:]", "training set has 14999 samples"),
-        ("test.images, test.labels = test.images[rank:], test.labels[rank:]", "test set has 4000"),
+        (
+            "images, labels = images[rank:], labels[rank:]",
+            "training set has 14999 samples on rank 1, and from ",
+        ),
+        (
+            "test.images, test.labels = test.images[rank:], test.labels[rank:]",
+            "test set has 4000 samples on rank 1, and from ",
+        ),
+        ("test.images, test.labels = test.images[:0], test.labels[:0]", "test set has no samples"),
     ],
 )
-def test_a_set_of_another_length_on_one_rank(
+def test_a_set_that_is_empty_or_of_another_length_on_one_rank(
     project: Path, tmp_path: Path, cut: str, message: str
 ) -> None:
-    """Such as of someone who cuts it up already in data.py."""
+    """Such as of someone who cuts it up already in data.py: said before the first step."""
     held_out = "    held_out = settings.validation_size\n"
     rank = "    rank = int(__import__('os').environ['SLURM_PROCID'])\n"
     mine = edited(project, tmp_path, "data.py", held_out, f"{rank}    {cut}\n{held_out}")
     job = srun(mine, tmp_path / "run", 2).wait()
     assert job.codes == [1, 1], job.log
-    assert f"the {message}" in job.log and "on rank 1, and from " in job.log
+    assert f"the {message}" in job.log
     assert "Traceback" not in job.log
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_of_another_optimizer(project: Path, launch: Launch, tmp_path: Path) -> None:

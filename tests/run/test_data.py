@@ -187,8 +187,27 @@ def mirror(idx_files: Path) -> Iterator[str]:
         thread.join()
 
 
+ANSWER = b"HTTP/1.1 200 OK\r\n"
+# What a bad mirror answers, by the first folder of the address, and what is said of it.
+FAULTS = {
+    "no-status": (b"\x1b[2Jnonsense\r\n\r\n", "nonsense"),
+    "no-answer": (b"", "closed connection"),
+    "cut": (ANSWER + b"Content-Length: 99\r\n\r\ncut", ""),
+    "bad-chunk": (ANSWER + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", ""),
+    "long": (ANSWER + b"\r\n" + bytes(200_000), "more than 100,000 bytes"),
+    "bomb": (ANSWER + b"\r\n" + gzip.compress(bytes(200_000)), "more than 100,000 bytes"),
+}
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        folder = self.path.split("/")[1]
+        if folder in FAULTS:
+            self.wfile.write(FAULTS[folder][0])
+        else:
+            super().do_GET()
 
 
 @pytest.fixture
@@ -197,7 +216,7 @@ def checksums(idx_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     from demo import mnist
 
     right = {
-        name: hashlib.sha256(mnist.read_idx_bytes(idx_files / name)).hexdigest()
+        name: hashlib.sha256(mnist.unpacked(mnist.stored(idx_files / name))).hexdigest()
         for name in mnist.CHECKSUMS
     }
     monkeypatch.setattr(mnist, "CHECKSUMS", right)
@@ -220,6 +239,57 @@ def test_download_goes_on_to_the_next_mirror_and_verifies(
     download(target, (mirror,))
     assert "not the original" in caplog.text
     assert read(target, "train")[1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_mirror_is_one_line_and_the_next_one_is_asked(
+    mirror: str,
+    checksums: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    from demo import mnist
+    from demo.errors import UsageError
+
+    monkeypatch.setattr(mnist, "LIMIT", 100_000)
+    target = tmp_path / "data"
+    with pytest.raises(UsageError, match=rf"could not be fetched .*{FAULTS[fault][1]}") as raised:
+        mnist.download(target, (f"{mirror}{fault}/",))
+    assert str(raised.value).isprintable(), "one line, and no escape codes of the mirror"
+    assert not list(target.iterdir())
+    mnist.download(target, (f"{mirror}{fault}/", mirror))
+    assert mnist.read(target, "t10k")[1].tolist() == [0, 1, 2]
+
+
+def test_a_good_file_replaces_a_damaged_one_in_either_form(
+    mirror: str, checksums: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from demo.mnist import download, read
+
+    target = tmp_path / "data"
+    target.mkdir()
+    labels = target / "t10k-labels-idx1-ubyte"
+    labels.write_bytes(b"of somebody else")
+    download(target, (mirror,))
+    assert read(target, "t10k")[1].tolist() == [0, 1, 2]
+    assert labels.with_name(f"{labels.name}.old").read_bytes() == b"of somebody else"
+    caplog.clear()
+    download(target, ())  # no mirror is asked: all files are right
+    assert "not the original" not in caplog.text
+
+
+def test_a_packed_file_that_unpacks_to_too_much_is_refused(
+    idx_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from demo import mnist
+    from demo.errors import UsageError
+
+    monkeypatch.setattr(mnist, "LIMIT", 100_000)
+    bomb = gzip.compress(bytes(200_000))
+    (idx_files / "t10k-labels-idx1-ubyte.gz").write_bytes(bomb)
+    with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte.gz can't be read \(more than"):
+        mnist.read(idx_files, "t10k")
 
 
 def test_download_leaves_nothing_wrong_behind(

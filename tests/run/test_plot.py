@@ -134,6 +134,22 @@ def test_smoothing_draws_what_was_measured_behind(plot: ModuleType, tmp_path: Pa
     assert set(rate.get_ydata()) == {0.1}
 
 
+def test_a_panels_legend_shows_what_is_drawn(plot: ModuleType, tmp_path: Path) -> None:
+    """One epoch gives one validation value, which is a dot and no line."""
+    validated = [{"step": 400, "validation/loss": 0.5}]
+    write_run(tmp_path / "run", CURVE + validated)
+    train, validation = panels(plot.figure(plot.load([tmp_path])))["loss"].get_legend().get_lines()
+    assert (train.get_linestyle(), train.get_marker()) == ("-", "None")
+    assert (validation.get_linestyle(), validation.get_marker()) == ("None", "o")
+    # With a second value, and another run that has many.
+    write_run(tmp_path / "two", [*CURVE, {"step": 200, "validation/loss": 0.6}, *validated])
+    (*_, validation) = panels(plot.figure(plot.load([tmp_path])))["loss"].get_legend().get_lines()
+    assert (validation.get_linestyle(), validation.get_marker()) == ("--", "o")
+    # What is in no line of the file is not in the legend either.
+    write_run(tmp_path / "nan" / "run", [*CURVE, {"step": 400, "validation/loss": float("nan")}])
+    assert not panels(plot.figure(plot.load([tmp_path / "nan"])))["loss"].get_legend()
+
+
 def test_over_time_and_over_epochs(plot: ModuleType, tmp_path: Path) -> None:
     lines = [
         {"step": 50, "time": 1000.0, "train/loss": 1.0},

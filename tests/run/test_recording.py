@@ -60,6 +60,7 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
         assert (line["mine/each/rank0"], line["mine/each/rank1"]) == (0, 10)
         assert line["system/memory_gib"] > 0.05
     assert "mine/mean" in job.log and "system/memory_gib" not in job.log
+    assert "step 116  train/loss " in job.log, "it stands first, though others came before it"
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def refuse_different_settings(settings: Settings, world: World) -> None:
 
 
 def refuse_different_samples(name: str, samples: int | None, world: World) -> None:
-    """Make sure that a set has as many samples on all ranks; None: nobody knows.
+    """Make sure that a set has samples, and as many on all ranks; None: nobody knows.
 
     Raises:
         UsageError: on every rank, if it has not.
@@ -269,6 +269,8 @@ def refuse_different_samples(name: str, samples: int | None, world: World) -> No
             f"to {most:.0f} on all: data.py must return the same on each, which sharding.py shares "
             "out"
         )
+    if samples == 0:
+        raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")
 
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:

@@ -29,12 +29,14 @@ class Meter:
 
     Attributes:
         step_seconds: that a step took, on average, at the last reading.
+        losses: names of the losses, which stand first in a line.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
         self.device, self.rate, self.step_seconds = device, f"train/{unit}_per_second", 0.0
         self.weight, self.earlier = 0, 0
         self.steps, self.since = 0, time.perf_counter()
+        self.losses: dict[str, None] = {}
 
     def add(self, label: str, loss: Tensor, weight: int, norm: Tensor | None) -> None:
         """Count an update.
@@ -45,6 +47,7 @@ class Meter:
             weight: of these batches.
             norm: of the gradient, which all ranks share; None where it was not worked out.
         """
+        self.losses[f"train/{label}loss"] = None
         STORE.add(f"train/{label}loss", loss, weight)
         if norm is not None:
             STORE.add(f"train/{label}gradient_norm", norm, 1)
@@ -70,7 +73,9 @@ class Meter:
         over_all, own = STORE.read(world)
         self.weight, self.earlier = 0, 0
         self.steps, self.since = 0, time.perf_counter()
-        return over_all | {self.rate: speed}, own | {self.rate: speed / world.size}
+        losses = {name: over_all[name] for name in self.losses if name in over_all}
+        rest = over_all | {self.rate: speed}
+        return losses | rest, own | {self.rate: speed / world.size}
 
     def state(self, world: World) -> dict[str, Any]:
         """Return on rank 0 what a resumed run must know; every rank must call this."""

@@ -5,23 +5,30 @@ Nothing outside data.py uses this: delete it with the example.
 
 import gzip
 import hashlib
+import http.client
+import io
 import logging
 import os
 import struct
 import urllib.request
 import zlib
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import UsageError
+from .files import write_atomically
 
 log = logging.getLogger(__name__)
 
 # What reading a packed file raises if it is cut off or changed.
 DAMAGE = (OSError, EOFError, zlib.error)
+# Bytes of a file, packed or not. The largest of MNIST has 47,040,016.
+LIMIT = 50_000_000
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -65,11 +72,9 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         UsageError: no such file, or it is not whole.
     """
-    packed = path.with_name(path.name + ".gz")
-    found = path if path.exists() else packed
+    found = stored(path)
     try:
-        content = found.read_bytes()
-        content = gzip.decompress(content) if found == packed else content
+        content = unpacked(found)
         kind, dimensions = struct.unpack_from(">HBB", content)[1:]
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
     except FileNotFoundError:
@@ -85,56 +90,89 @@ def read_idx(path: Path) -> np.ndarray:
     return values.reshape(shape).copy()
 
 
+def stored(path: Path) -> Path:
+    """Return `path`, or `path`.gz where there is no such file."""
+    return path if path.exists() else path.with_name(path.name + ".gz")
+
+
+def unpacked(path: Path) -> bytes:
+    """Return the content of a file, unpacked if its name ends in .gz.
+
+    Raises:
+        OSError, EOFError, zlib.error: it is missing, damaged or too large.
+    """
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return limited(file)
+
+
+def limited(file: BinaryIO) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        OSError: it is larger than LIMIT.
+    """
+    content = file.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise OSError(f"more than {LIMIT:,} bytes")
+    return content
+
+
 def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
     """Fetch the four files into `folder`, unless they are there; verify them in either case.
 
+    A file that is not the original is renamed to end in .old.
+
     Raises:
-        UsageError: a file is damaged, or no mirror gave a good one.
+        UsageError: no mirror gave a good file, or the folder can't be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name, checksum in CHECKSUMS.items():
+            found = stored(folder / name)
+            if found.exists():
+                if _is_original(found, checksum):
+                    log.info("%s is there and right", found.name)
+                    continue
+                log.warning("%s is there but not the original: fetching it again", found.name)
+            mirror, packed = _fetch(name, folder, checksum, mirrors)
+            _replace(found, folder / f"{name}.gz", packed)
+            log.info("%s fetched from %s", name, mirror)
     except OSError as error:
-        raise UsageError(f"can't make the folder {folder}: {error.strerror}") from None
-    for name, checksum in CHECKSUMS.items():
-        target = folder / f"{name}.gz"
-        if target.exists() or (folder / name).exists():
-            content = read_idx_bytes(folder / name)
-            if hashlib.sha256(content).hexdigest() == checksum:
-                log.info("%s is there and right", name)
-                continue
-            log.warning("%s is there but not the original: fetching it again", name)
-        log.info("%s fetched from %s", name, _fetch(name, target, checksum, mirrors))
+        raise UsageError(f"can't write to the folder {folder}: {error.strerror}") from None
 
 
-def read_idx_bytes(path: Path) -> bytes:
-    """Return the unpacked bytes of `path` or of `path`.gz; nothing if it can't be unpacked."""
-    if path.exists():
-        return path.read_bytes()
+def _is_original(path: Path, checksum: str) -> bool:
     try:
-        return gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
+        return hashlib.sha256(unpacked(path)).hexdigest() == checksum
     except DAMAGE:
-        return b""
+        return False
 
 
-def _fetch(name: str, target: Path, checksum: str, mirrors: tuple[str, ...]) -> str:
-    """Write the file from the first mirror that has it right; return that mirror."""
+def _replace(found: Path, target: Path, packed: bytes) -> None:
+    """Write a file. One that `read` would take in its place is renamed."""
+    with suppress(FileNotFoundError):
+        os.replace(found, f"{found}.old")
+    write_atomically(target, lambda file: file.write(packed))
+
+
+def _fetch(name: str, folder: Path, checksum: str, mirrors: tuple[str, ...]) -> tuple[str, bytes]:
+    """Return the first mirror that has the file right, and the packed file."""
     faults = []
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     for mirror in mirrors:
         try:
             with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=30) as answer:
-                packed = answer.read()
-            if hashlib.sha256(gzip.decompress(packed)).hexdigest() != checksum:
+                packed = limited(answer)
+            with gzip.open(io.BytesIO(packed)) as file:
+                content = limited(file)
+            if hashlib.sha256(content).hexdigest() != checksum:
                 raise ValueError("its checksum is wrong")
-        except (*DAMAGE, ValueError) as error:
-            faults.append(f"{mirror}: {error}")
+        except (*DAMAGE, http.client.HTTPException, ValueError) as error:
+            faults.append(f"{mirror}: {str(error)[:200]!a}")  # may be the mirror's own words
             continue
-        temporary.write_bytes(packed)
-        os.replace(temporary, target)
-        return mirror
+        return mirror, packed
     raise UsageError(
         f"{name} could not be fetched ({'; '.join(faults)}): copy the four files to "
-        f"{target.parent.resolve()} from elsewhere, or use --dataset synthetic"
+        f"{folder.resolve()} from elsewhere, or use --dataset synthetic"
     )
 
 

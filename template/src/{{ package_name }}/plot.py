@@ -108,16 +108,7 @@ def figure(
         axes = drawn.add_subplot(rows, columns, number, xlabel=unit, sharex=first)
         axes.set_title(title, fontsize=11)
         axes.grid(alpha=0.3)
-        for metric, style in zip(members, STYLES, strict=False):
-            for run, xs, colour in zip(runs, places, colours, strict=True):
-                exact = metric == "train/lr"  # nothing measured
-                draw(axes, points(run, metric, xs), style, colour, 0.0 if exact else smooth)
-        if len(members) > 1:
-            shown = [
-                Line2D([], [], color="black", linestyle=style, label=metric.split("/")[0])
-                for metric, style in zip(members, STYLES, strict=False)
-            ]
-            axes.legend(handles=shown, fontsize=9)
+        draw_panel(axes, members, runs, places, colours, smooth)
     drawn.legend(
         [Line2D([], [], color=colour, linewidth=2) for colour in colours],
         names,
@@ -163,18 +154,47 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     return found
 
 
+def draw_panel(
+    axes: "Axes",
+    metrics: Sequence[str],
+    runs: Sequence[Curves],
+    places: Sequence[Sequence[float]],
+    colours: Sequence[Any],
+    smooth: float,
+) -> None:
+    """Draw metrics of all runs over the places of their lines, with a legend of what is drawn."""
+    from matplotlib.lines import Line2D
+
+    shown = []
+    for metric, style in zip(metrics, STYLES, strict=False):
+        exact = metric == "train/lr"  # nothing measured
+        curves = [points(run, metric, xs) for run, xs in zip(runs, places, strict=True)]
+        for curve, colour in zip(curves, colours, strict=True):
+            draw(axes, curve, style, colour, 0.0 if exact else smooth)
+        if longest := max(map(len, curves)):
+            label = metric.split("/")[0]
+            shown.append(Line2D([], [], color="black", label=label, **look(longest, style)))
+    if len(shown) > 1:
+        axes.legend(handles=shown, fontsize=9)
+
+
 def draw(axes: "Axes", curve: Points, style: str, colour: Any, smooth: float) -> None:  # noqa: ANN401
     """Draw a curve: smoothed, with what was measured behind it; of few values, dots and all."""
     if not curve:
         return
     xs, ys = zip(*curve, strict=True)
-    look = {"color": colour, "linestyle": style, "linewidth": 1.5}
+    options = {"color": colour, "linewidth": 1.5, **look(len(xs), style)}
     if len(xs) <= FEW_VALUES:
-        axes.plot(xs, ys, marker="o", markersize=3, **look)
-        return
+        smooth = 0.0
     if smooth:
-        axes.plot(xs, ys, alpha=0.25, **look)
-    axes.plot(xs, smoothed(ys, smooth), **look)
+        axes.plot(xs, ys, alpha=0.25, **options)
+    axes.plot(xs, smoothed(ys, smooth), **options)
+
+
+def look(values: int, style: str) -> dict[str, Any]:
+    """Return how a curve of so many values looks: a single one is a dot without a line."""
+    dots = {"marker": "o", "markersize": 3} if values <= FEW_VALUES else {}
+    return {"linestyle": style if values > 1 else "none", **dots}
 
 
 def palette(number: int) -> list[Any]:

@@ -241,9 +241,8 @@ class Trainer:
 
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
-        for name, value in readings.items():
-            if name.startswith("train/") and name.endswith("loss"):
-                self._refuse_divergence(f"{name} is", value)
+        for name in self.meter.losses:
+            self._refuse_divergence(f"{name} is", readings[name])
         if not self.waiting_announced and self.position.step > self.settings.log_every:
             self.waiting_announced = announce_waiting(
                 readings["train/data_seconds"], self.meter.step_seconds
