@@ -21,13 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Panels that are drawn unless --metrics asks for others.
-PANELS = {
-    "loss": ("train/loss", "validation/loss"),
-    "accuracy": ("train/accuracy", "validation/accuracy"),
-    "learning rate": ("train/lr",),
-    "images per second": ("train/images_per_second",),
-}
+# Metrics that are drawn only where --metrics asks for them.
+APART = ("system/", "test/", "train/data_seconds", "train/gradient_norm")
+SPLITS = ("train", "validation")
 STYLES = ("-", "--", ":")  # of the metrics of a panel
 NOT_METRICS = ("step", "time", "epoch")
 FORMATS = (".png", ".svg", ".pdf")
@@ -41,7 +37,7 @@ class Flags:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
     """folders of runs, or of experiments for all their runs"""
     metrics: tuple[str, ...] = ()
-    """metrics to draw, a panel each; else loss, accuracy, learning rate and images per second"""
+    """metrics to draw, a panel each; else all of training and validation, a panel a name"""
     x: X = "step"
     """what the curves run over; time is since a run's first line, waits in the queue included"""
     smooth: float = 0.0
@@ -80,7 +76,7 @@ def figure(
 
     Args:
         runs: as `load` returned them.
-        metrics: a panel each; if none, those of PANELS that a run has.
+        metrics: a panel each; if none, all but those APART, of training and validation together.
         x: what the curves run over.
         smooth: weight of the past in a moving average; what was measured is then drawn behind it.
 
@@ -135,10 +131,24 @@ def choose(runs: Sequence[Curves], metrics: Sequence[str]) -> dict[str, tuple[st
             raise UsageError(f"no run has '{metric}' among its metrics: {says}")
     if metrics:
         return {metric: (metric,) for metric in metrics}
-    usual = {title: tuple(m for m in members if m in names) for title, members in PANELS.items()}
-    panels = {title: members for title, members in usual.items() if members}
-    # A project of other metrics than these: all that there is.
-    return panels or {name: (name,) for name in sorted(names)}
+    panels: dict[str, list[str]] = {}
+    for name in sorted(names, key=_order):
+        if not name.startswith(APART):
+            panels.setdefault(_title(name), []).append(name)
+    return {title: tuple(members) for title, members in panels.items()}
+
+
+def _title(name: str) -> str:
+    """Return the panel of a metric: its name without the split, in words."""
+    split, _, rest = name.partition("/")
+    return (rest if split in SPLITS else name).replace("_", " ")
+
+
+def _order(name: str) -> tuple[int, str, str]:
+    """Return where a metric stands: losses, what is measured, then what is set and the rates."""
+    split, _, rest = name.partition("/")
+    last = name.startswith("train/lr") or name.endswith("_per_second")
+    return (0 if rest.endswith("loss") else 2 if last else 1, rest, split)
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -167,7 +177,7 @@ def draw_panel(
 
     shown = []
     for metric, style in zip(metrics, STYLES, strict=False):
-        exact = metric == "train/lr"  # nothing measured
+        exact = metric.startswith("train/lr")  # nothing measured
         curves = [points(run, metric, xs) for run, xs in zip(runs, places, strict=True)]
         for curve, colour in zip(curves, colours, strict=True):
             draw(axes, curve, style, colour, 0.0 if exact else smooth)

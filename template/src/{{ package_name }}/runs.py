@@ -180,7 +180,7 @@ def _judged(
     elif status == "preempted" and gone:
         note = f"not in the queue: to go on, submit again with --run-dir {folder}"
     lines = read_lines(folder / "metrics.jsonl", TAIL)
-    metric, value = _result(lines)
+    metric, value = _result(state, lines)
     return Run(
         folder=str(folder),
         status=status,
@@ -194,13 +194,17 @@ def _judged(
     )
 
 
-def _result(lines: Sequence[Mapping[str, Any]]) -> tuple[str | None, float | None]:
-    """Return name and value of the newest accuracy, else of the newest loss."""
-    for ending in ("/accuracy", "/loss"):
-        for line in reversed(lines):
-            for name in sorted(line):
-                if name.endswith(ending) and isinstance(line[name], int | float):
-                    return name, line[name]
+def _result(
+    state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> tuple[str | None, float | None]:
+    """Return name and value of the best score so far; before the first one, of the newest loss."""
+    best = state.get("best") or {}
+    if best.get("value") is not None:
+        return best["metric"], best["value"]
+    for line in reversed(lines):
+        for name in sorted(line):
+            if name.endswith("loss") and isinstance(line[name], int | float):
+                return name, line[name]
     return None, None
 
 

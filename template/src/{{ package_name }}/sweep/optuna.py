@@ -39,11 +39,11 @@ class Flags:
     """name of the study: its trials and its journal are in RUN_ROOT/STUDY"""
     search: Path = Path("configs/sweep.yaml")
     """file that says which settings to search, and where"""
-    metric: str = "validation/accuracy"
+    metric: str | None = None
     """what to search by: a number that each validation writes to metrics.jsonl; a trial counts
-    with its best"""
-    direction: Literal["maximize", "minimize"] = "maximize"
-    """whether more is better"""
+    with its best; else the one that decides the best checkpoint (`best` in model.py)"""
+    direction: Literal["maximize", "minimize"] | None = None
+    """whether more is better; to be given with --metric"""
     pruner: Literal["median", "hyperband", "none"] = "median"
     """what ends trials early that are worse than others at the same validation"""
     unpruned: int = 5
@@ -63,6 +63,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
     prog = f"python -m {__package__.replace('.', ' ')}"
     flags, train_flags = tyro.cli(Flags, args=own, return_unknown_args=True, prog=prog)
     check_launch(launch)
+    flags = _with_metric(flags)
     settings = parse(train_flags, prog="sweep")
     space = search_space(flags.search)
     folder = Path(settings.run_root, flags.study)
@@ -84,6 +85,18 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
         conclude(trial, code, pruned, progress)
         write(study, folder, flags.metric)
     return EXIT_CODE if stop.received else report(study, folder, flags.metric)
+
+
+def _with_metric(flags: Flags) -> Flags:
+    """Return the flags with the metric of model.py, unless they name one."""
+    if flags.metric and flags.direction:
+        return flags
+    if flags.metric or flags.direction:
+        raise UsageError("--metric and --direction belong together: give both, or neither")
+    from ..model import Model
+
+    metric, direction = Model.best
+    return dataclasses.replace(flags, metric=metric, direction=f"{direction}imize")
 
 
 def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:

@@ -13,7 +13,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
+    from torch import nn
 
 Status = Literal["finished", "failed", "preempted"]
 History = dict[str, dict[int, float]]
@@ -96,12 +96,14 @@ class Backend:
     def log_checkpoint(self, path: Path, step: int) -> None:
         """Record where the run's best checkpoint lies; it is not copied."""
 
-    def log_model(self, network: "nn.Module", example: "Tensor", name: str, step: int) -> None:
+    def log_model(
+        self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int
+    ) -> None:
         """Put a network into the registry of models.
 
         Args:
             network: in evaluation mode, on the CPU.
-            example: a batch that it takes, on the CPU.
+            example: the arguments of its forward, on the CPU.
             name: of the model in the registry.
         """
 

@@ -29,12 +29,13 @@ from mlflow import MlflowClient, MlflowException
 from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+from ..nested import length, map_tensors
 from . import Backend, History, Run, Status
 
 if TYPE_CHECKING:
     import numpy as np
     from mlflow.entities import Run as Found
-    from torch import Tensor, nn
+    from torch import nn
 
 log = logging.getLogger(__name__)
 
@@ -150,12 +151,15 @@ class Tracker(Backend):
         self.client.set_tag(self.run_id, "checkpoint", str(path.absolute()))
 
     def log_model(
-        self, network: "nn.Module", example: "Tensor", name: str, step: int | None = None
+        self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int | None = None
     ) -> None:
         """Put a network into the registry, as a new version of the model, with its signature."""
+        if len(example) != 1 or isinstance(network, dict):
+            log.warning("MLflow's registry takes one network of one input: nothing is registered")
+            return
         with TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"
-            _save(network, example, folder)
+            _save(network, example[0], folder)
             model = self.client.create_logged_model(self.experiment, name, self.run_id)
             self.client.log_model_artifacts(model.model_id, str(folder))
         self.client.finalize_logged_model(model.model_id, "READY")
@@ -288,7 +292,7 @@ def _facts(run: Run) -> dict[str, str]:
     return {name: str(value)[:LONGEST] for name, value in tags.items() if value not in (None, "")}
 
 
-def _save(network: "nn.Module", example: "Tensor", folder: Path) -> None:
+def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: ANN401 - of any nesting
     """Save a network with its signature, as a graph that loads without this project's code.
 
     One that can't be exported as a graph is pickled, with the code beside it.
@@ -297,16 +301,16 @@ def _save(network: "nn.Module", example: "Tensor", folder: Path) -> None:
     import torch
     from mlflow.models import infer_signature
 
-    if len(example) == 1:  # from a batch of one, the graph would take no other
-        example = torch.cat([example, example])
+    if length(example) == 1:  # from a batch of one, the graph would take no other
+        example = map_tensors(lambda tensor: torch.cat([tensor, tensor]), example)
     with torch.no_grad():
         outputs = network(example)
-    inputs = example.numpy()
+    inputs, outputs = map_tensors(torch.Tensor.numpy, (example, outputs))
     save = partial(
         mlflow.pytorch.save_model,
         network,
         folder,
-        signature=infer_signature(inputs, outputs.numpy()),
+        signature=infer_signature(inputs, outputs),
         input_example=inputs,
     )
     # torch.export's, which says nothing about a network on the CPU.
