@@ -240,7 +240,7 @@ def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tens
     global calls
     calls += 1
     if calls == 50:
-        if os.environ.get("RANK", os.environ["SLURM_PROCID"]) == "1":
+        if os.environ["SLURM_PROCID"] == "1":
             raise ValueError("a fault of the program")
         while True:
             time.sleep(1)
@@ -248,15 +248,14 @@ def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tens
 """
 
 
-@both_launchers
-def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject, launcher: str) -> None:
+def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject) -> None:
     """The other rank does not react, so it is killed: srun's exit code tells that alone."""
-    project = make_project(launch_modes=["cpu"], launcher=launcher)
+    project = make_project(launch_modes=["cpu"])
     with (project.root / "src/demo/model.py").open("a") as file:
         file.write(FAILS)
     job = submit(project)
     wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
-    assert (job.state, job.restarts) == ("FAILED", 0), job.log
+    assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
     assert "ValueError: a fault of the program" in job.log
 
 
