@@ -11,10 +11,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import LostRankError, UsageError
 
 
 def train(argv: Sequence[str]) -> int:
@@ -144,6 +145,17 @@ def load_env() -> None:
             os.environ.setdefault(variable, value)
 
 
+def note_failure() -> None:
+    """Tell the batch script that this rank fails by itself, so that the job is not requeued.
+
+    The launcher kills ranks that still wait for this one, and then its exit code tells of them. A
+    sweep does not end with one of its trials.
+    """
+    if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
+        with suppress(OSError):
+            Path(os.environ["FAILURE_FILE"]).touch()
+
+
 def main() -> None:
     """Run the command that the first argument names.
 
@@ -190,6 +202,8 @@ def main() -> None:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
+        if not isinstance(error, LostRankError):
+            note_failure()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
         os._exit(1)
 

@@ -21,7 +21,7 @@ from .config import Settings
 from .distributed import World
 from .errors import UsageError
 from .files import write_atomically
-from .launcher import FIRST_SPECIAL_STEP
+from .launcher import srun_step
 from .metrics import JsonLines
 from .parts import whole
 from .tracking import Run, Status
@@ -59,8 +59,7 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     # Milliseconds: two runs that a loop starts must not share a folder.
     name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
-    step = int(os.environ.get("SLURM_STEP_ID", 0))
-    if 0 < step < FIRST_SPECIAL_STEP:
+    if step := srun_step(os.environ):
         # The second training in one allocation; a requeued job counts its steps anew.
         name += f".{step}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
