@@ -61,6 +61,12 @@ def test_a_run_that_finished_and_one_that_was_killed(
     assert set(found) == {"whole", "killed"}
     whole = found["whole"]
     assert (whole.status, whole.step) == ("finished", 30)
+    # Pictures need no tracker.
+    pictures = {path.name for path in (tmp_path / "whole" / "figures").iterdir()}
+    assert pictures == {
+        "test-confusion_matrix-00000030.png",
+        "test-predictions-00000030.png",
+    }
     assert (whole.metric, whole.value) == ("test/accuracy", job.summary["test_accuracy"])
     assert found["killed"].status == "lost", found["killed"]
     assert found["killed"].job == "77"

@@ -161,7 +161,8 @@ class Report:
                 write_atomically(path, partial(figure.savefig, format="png"))
             except OSError as error:
                 log.error("could not write %s: %s", path, error.strerror)
-            self.trackers.log("image", name, pixels(figure), step)
+            if self.trackers.threads:
+                self.trackers.log("image", name, pixels(figure), step)
 
     def histograms(self, step: int, network: "nn.Module") -> None:
         """Show the trackers how parameters and gradients are distributed; every rank calls this."""

@@ -127,7 +127,7 @@ class Trainer:
                 if not stopped:
                     if self.validated_step != self.step:
                         self._end_epoch(whole=False)
-                    self._summarize(bool(trackers))
+                    self._summarize()
             status = "preempted" if stopped else "finished"
         except BaseException as failure:
             kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
@@ -278,8 +278,8 @@ class Trainer:
         rate = {"train/lr": self.learning_rate()}
         self.report.metrics(self.step, self.progress(), rate | readings, rate | own)
 
-    def _summarize(self, with_pictures: bool) -> None:
-        pictures = Pictures() if with_pictures else None
+    def _summarize(self) -> None:
+        pictures = Pictures()
         loss, accuracy = evaluate(
             self.network, self.datasets.test, self.settings, self.world, pictures
         )
@@ -302,9 +302,8 @@ class Trainer:
                 "parameters_sha256": parameters_sha256(self.network),
             }
         )
-        if pictures:
-            drawn = pictures.draw(self.world)
-            self.report.figures(self.step, {f"test/{name}": each for name, each in drawn.items()})
+        drawn = pictures.draw(self.world)
+        self.report.figures(self.step, {f"test/{name}": each for name, each in drawn.items()})
         if self.settings.register_model and self.world.is_main:
             self._register(self.settings.register_model)
 
