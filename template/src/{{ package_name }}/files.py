@@ -2,24 +2,26 @@
 
 import json
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def write_atomically(path: Path, content: str | Callable[[BinaryIO], object]) -> None:
-    """Write text, or what a function writes, so that `path` holds all of it or what it held.
+def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
+    """Write text, bytes, or what a function writes, so that `path` holds all of it or what it held.
 
     Raises:
         OSError: it could not be written (or what the function raises); nothing is left behind.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    # A name that nobody can guess: in a shared folder a link may lie under any other.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
-            if isinstance(content, str):
-                file.write(content.encode())
-            else:
+        with temporary.open("xb") as file:
+            if callable(content):
                 content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -6,7 +6,6 @@ Nothing outside data.py uses this: delete it with the example.
 import gzip
 import hashlib
 import logging
-import os
 import struct
 import urllib.request
 import zlib
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
+from .files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,6 @@ def read_idx_bytes(path: Path) -> bytes:
 def _fetch(name: str, target: Path, checksum: str, mirrors: tuple[str, ...]) -> str:
     """Write the file from the first mirror that has it right; return that mirror."""
     faults = []
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     for mirror in mirrors:
         try:
             with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=30) as answer:
@@ -129,8 +128,7 @@ def _fetch(name: str, target: Path, checksum: str, mirrors: tuple[str, ...]) -> 
         except (*DAMAGE, ValueError) as error:
             faults.append(f"{mirror}: {error}")
             continue
-        temporary.write_bytes(packed)
-        os.replace(temporary, target)
+        write_atomically(target, packed)
         return mirror
     raise UsageError(
         f"{name} could not be fetched ({'; '.join(faults)}): copy the four files to "
