@@ -18,6 +18,21 @@ from .tracking import Status
 
 log = logging.getLogger(__name__)
 
+KINDS = {
+    "status": str,
+    "error": str | None,
+    "step": int,
+    "progress": float | int,
+    "started": float | int,
+    "updated": float | int,
+    "expect_next_in": float | int,
+    "job": str | None,
+    "host": str,
+    "pid": int,
+    "missed_by": list,
+}
+"""The types of the values in status.json, for `read_object`."""
+
 
 class Heartbeat:
     """The state of a run in a file, written by rank 0.
