@@ -97,11 +97,6 @@ class Report:
 
     def _open(self, settings: Settings, world: World, resume_step: int) -> dict[str, Any]:
         facts = provenance.collect(world)
-        if other := heartbeat.writer(self.folder / "status.json"):
-            raise UsageError(
-                f"{self.folder} is the run folder of process {other}, which trains right now: wait "
-                "for its end, stop it, or choose another --run-dir"
-            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
