@@ -116,12 +116,12 @@ class RunLock:
                 f"can't write to the run folder {self.run}: {error.strerror}; choose another with "
                 "--run-dir or --run-root"
             ) from None
+        self.thread = threading.Thread(target=self._live, name="run lock", daemon=True)
+        self.thread.start()
         for pattern in ("*.tmp", "figures/*.tmp", "attempts/*.tmp"):
             for left in self.run.glob(pattern):
                 with suppress(OSError):
                     left.unlink()
-        self.thread = threading.Thread(target=self._live, name="run lock", daemon=True)
-        self.thread.start()
 
     def release(self) -> None:
         """Give the folder back; remove it, if it is new and nothing was written to it."""
@@ -158,7 +158,8 @@ class RunLock:
 
     def _refuse_living(self, path: Path) -> None:
         owner = _read(path)
-        if _is_dead(path, owner, self.mine):
+        # The file server itself may have stood still: whoever lives comes back with it.
+        if _is_dead(path, owner, self.mine, look_again_after=2 * EVERY):
             return
         stop = f" (scancel {owner.job})" if owner and owner.job else ""
         raise UsageError(
@@ -187,10 +188,10 @@ def owner_of(run: Path) -> Attempt | None:
     """Return the living training that has a run folder, None if there is none."""
     folder = run / "attempts"
     path = folder / f"{_newest(folder)}.json"
-    if not path.exists():
-        return None
-    owner = _read(path)
-    return None if _is_dead(path, owner, Attempt.mine()) else owner
+    with suppress(OSError):
+        owner = _read(path)
+        return None if _is_dead(path, owner, Attempt.mine()) else owner
+    return None
 
 
 def _newest(folder: Path) -> int:
@@ -223,10 +224,10 @@ def _read(path: Path) -> Attempt | None:
     return None
 
 
-def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
-    """Return whether an attempt has certainly ended, by what its host, Slurm or its silence say."""
+def _is_dead(path: Path, owner: Attempt | None, mine: Attempt, look_again_after: float = 0) -> bool:
+    """Return whether an attempt has ended, by what its host, Slurm or its silence say."""
     if owner is None:
-        return _is_silent(path)
+        return _is_silent(path, look_again_after)
     if owner.ended:
         return True
     if (owner.host, owner.system) == (mine.host, mine.system):
@@ -235,12 +236,12 @@ def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
         if owner.restart != mine.restart:
             # Slurm starts a job again when it has ended the last start, or lost its node.
             return owner.restart < mine.restart
-        return _is_silent(path)
+        return _is_silent(path, look_again_after)
     said = _said_by_slurm(owner, mine)
     if said == "":
         return True
     # One that is suspended, or waits to come back, is silent.
-    return (said is None or said.startswith("RUNNING")) and _is_silent(path)
+    return (said is None or said.startswith("RUNNING")) and _is_silent(path, look_again_after)
 
 
 def _said_by_slurm(owner: Attempt, mine: Attempt) -> str | None:
@@ -261,11 +262,10 @@ def _silence(path: Path) -> float:
         return os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
 
 
-def _is_silent(path: Path) -> bool:
+def _is_silent(path: Path, look_again_after: float) -> bool:
     if _silence(path) < PATIENCE:
         return False
-    # The file server itself may have stood still: whoever lives comes back with it.
-    time.sleep(2 * EVERY)
+    time.sleep(look_again_after)
     return _silence(path) >= PATIENCE
 
 
