@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .errors import LostRankError, UsageError
+from .files import printable
 
 
 def train(argv: Sequence[str]) -> int:
@@ -186,7 +187,8 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough
         if isinstance(error, UsageError):
-            print(f"error: {error}", file=sys.stderr)
+            # It may quote a file of another user's.
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         elif (
             isinstance(error, ModuleNotFoundError)
             and error.name

@@ -8,7 +8,6 @@ import hashlib
 import http.client
 import io
 import logging
-import os
 import struct
 import urllib.request
 import zlib

@@ -104,11 +104,6 @@ class Report:
         self, settings: Settings, world: World, resume_step: int, lines: int | None
     ) -> dict[str, Any]:
         facts = provenance.collect(world)
-        if other := heartbeat.writer(self.folder / "status.json"):
-            raise UsageError(
-                f"{self.folder} is the run folder of process {other}, which trains right now: wait "
-                "for its end, stop it, or choose another --run-dir"
-            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
@@ -173,7 +168,8 @@ class Report:
                 write_atomically(path, partial(figure.savefig, format="png"))
             except OSError as error:
                 log.error("could not write %s: %s", path, error.strerror)
-            self.trackers.log("image", name, pixels(figure), step)
+            if self.trackers.threads:
+                self.trackers.log("image", name, pixels(figure), step)
 
     def histograms(self, step: int, network: "nn.Module") -> None:
         """Show the trackers how parameters and gradients are distributed; every rank calls this."""

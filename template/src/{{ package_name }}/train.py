@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checkpoint, data, model
+from . import checkpoint, data, model, run_lock
 from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints, parameters_sha256
 from .config import Settings
@@ -61,7 +61,8 @@ def run(settings: Settings, stop: StopRequest) -> int:
         set_up_logging(world, settings.log_all_ranks)
         refuse_different_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
-        return Trainer(settings, world, stop).train(trackers)
+        with run_lock.held(settings, world):
+            return Trainer(settings, world, stop).train(trackers)
 
 
 class Trainer:
@@ -130,7 +131,7 @@ class Trainer:
                 if not stopped:
                     if self.validated_step != self.step:
                         self._end_epoch(whole=False)
-                    self._summarize(bool(trackers))
+                    self._summarize()
             status = "preempted" if stopped else "finished"
         except BaseException as failure:
             kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
@@ -281,8 +282,8 @@ class Trainer:
         rate = {"train/lr": self.learning_rate()}
         self.report.metrics(self.step, self.progress(), readings | rate, own | rate)
 
-    def _summarize(self, with_pictures: bool) -> None:
-        pictures = Pictures() if with_pictures else None
+    def _summarize(self) -> None:
+        pictures = Pictures()
         loss, accuracy = evaluate(
             self.network, self.datasets.test, self.settings, self.world, pictures
         )
@@ -305,9 +306,8 @@ class Trainer:
                 "parameters_sha256": parameters_sha256(self.network),
             }
         )
-        if pictures:
-            drawn = pictures.draw(self.world)
-            self.report.figures(self.step, {f"test/{name}": each for name, each in drawn.items()})
+        drawn = pictures.draw(self.world)
+        self.report.figures(self.step, {f"test/{name}": each for name, each in drawn.items()})
         if self.settings.register_model and self.world.is_main:
             self._register(self.settings.register_model)
 
