@@ -8,6 +8,7 @@ import hashlib
 import http.client
 import io
 import logging
+import os
 import struct
 import urllib.request
 import zlib
