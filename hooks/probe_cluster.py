@@ -351,7 +351,9 @@ def limits(partition: Partition) -> str:
     said = [f"{partition.name}: up to {facts.get('MaxTime', '?')}"]
     for field in ("DefaultTime", "MinNodes", "MaxNodes", "MaxCPUsPerNode"):
         said += [f"{field} {facts[field]}"] * bool(re.search("[1-9]", facts.get(field, "")))
-    said += ["jobs get whole nodes"] * (facts.get("OverSubscribe") == "EXCLUSIVE")
+    # From 26.05 on, Slurm calls it Exclusive.
+    whole = facts.get("OverSubscribe") == "EXCLUSIVE" or facts.get("Exclusive") == "NODE"
+    said += ["jobs get whole nodes"] * whole
     return ", ".join(said)
 
 

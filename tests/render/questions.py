@@ -32,6 +32,8 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "container_base_image": {"container": "apptainer"},
     "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow"]},
 }
+# Defaults that follow from another answer than the project's name.
+DEFAULTS = {"signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes"}
 # Values that show more than the samples of the tests do.
 VALUES = {
     "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"]],
@@ -67,7 +69,8 @@ def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
         )
         meaning += f" ({', '.join(values)})"
     title = name if "ask" in question else f"**{name}**"
-    cells = (title, meaning, default(question["default"]), decides(name, render))
+    usual = DEFAULTS.get(name) or default(question["default"])
+    cells = (title, meaning, usual, decides(name, render))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -1,13 +1,17 @@
 """Bad answers are refused with one clear message; odd but good ones arrive as they were given."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
+import jinja2
 import pytest
 import yaml
-from renderer import Renderer, tomllib
+from renderer import TEMPLATE, Renderer, tomllib
 
+LONG = "a" * 10_000
 INJECTIONS = [
     "a\nb",
     "a b\n#SBATCH --uid=0",
@@ -25,6 +29,7 @@ INJECTIONS = [
     " a",
     "a ",
     "-a",
+    LONG,
 ]
 # Questions whose answers reach #SBATCH lines or the shell as they are.
 RAW = ("partition", "cpu_partition", "account", "qos", "reservation", "gpu_type", "mail_user")
@@ -39,22 +44,28 @@ BAD: dict[str, list[Any]] = {
     ],
     "time_limit": [
         *["", "0", "0:00", "00:00:00", "1h", "12:60:00", "1-24", "1-1:60", "a", "-5", "1:2:3:4"],
-        *["12:00:00\n", "1 day", "1.5", "0-0"],
+        *["12:00:00\n", "1 day", "1.5", "0-0", LONG],
     ],
-    "memory": ["64GB", "64 G", "-1", "G", "1.5G", "64G\n", "$(id)", "01G"],
+    "memory": ["64GB", "64 G", "-1", "G", "1.5G", "64G\n", "$(id)", "01G", LONG],
     "gpu_type": [*INJECTIONS, "gpu:a100", "a100:4", "4"],
     "nodes": [0, 1, -3, "two", 2.5, 5000, "", True],
     "gpus_per_node": [0, 17, "a100:4", 1.5],
     "cpus_per_task": [0, 257, "x"],
     "signal_lead_seconds": [0, 10, 4000, "x", 3600],
-    "mail_user": [*INJECTIONS, "ada", "ada@", "@example.org", "a@b@c", "a@b,c@d"],
-    "author_email": ["ada", "a b@example.org", 'a"@example.org'],
+    "mail_user": [*INJECTIONS, "ada", "ada@", "@example.org", "a@b@c", "a@b,c@d", f"a@{LONG}"],
+    "author_email": ["ada", "a b@example.org", 'a"@example.org', f"a@{LONG}"],
     "launch_modes": [[], "cpu", ["gpu"], ["cpu", "tpu"], {"cpu": 1}],
     "trackers": ["tensorboard", ["comet"]],
     "monitoring_servers": [["wandb"], ["aim"]],
-    "modules": ["cuda 12", "cuda/12;id", "$(id)", "a\n\n$(id)", "'a'", "-a", ["cuda"]],
-    "shared_root": ["runs", "~/runs", "$HOME/runs", "/a b", "/a/../b", "/a/", "/a;b", "/", "/a\n"],
-    "container_base_image": ["", "docker://python", "a b", "$(id)", "python:3.12\n"],
+    "modules": [
+        *["cuda 12", "cuda/12;id", "$(id)", "a\n\n$(id)", "'a'", "-a", ["cuda"]],
+        *[LONG, "a" * 300, "cuda/12.4\n" * 300],
+    ],
+    "shared_root": [
+        *["runs", "~/runs", "$HOME/runs", "/a b", "/a/../b", "/a/", "/a;b", "/", "/a\n"],
+        f"/{LONG}",
+    ],
+    "container_base_image": ["", "docker://python", "a b", "$(id)", "python:3.12\n", LONG],
     "project_name": ["", "a\nb", "a\tb", " a", "!!!", "x" * 121, "a\x1bb"],
     "description": ["a\nb", "x" * 121, " a"],
     "author_name": ["", "a\nb"],
@@ -82,6 +93,9 @@ def test_a_bad_answer_is_refused(render: Renderer, name: str, value: Any) -> Non
     # After the head that Copier puts before it: one line, with something to go by.
     said = message.split(":", 1)[-1].strip()
     assert len(said) > 10 and len(message.splitlines()) <= 2, message
+    # In a terminal of 80 columns, Copier cuts off the rest.
+    if message.startswith("Validation error") and "question 'setup'" not in message:
+        assert len(message) <= 80, message
 
 
 @pytest.mark.parametrize(
@@ -215,6 +229,29 @@ def test_the_partition_of_jobs_without_a_gpu(
     lines = render(answers)["slurm/train_cpu.sbatch"].splitlines()
     found = [line for line in lines if line.startswith("#SBATCH --partition")]
     assert found == ([f"#SBATCH --partition={queue}"] if queue else [])
+
+
+@pytest.mark.parametrize("container", ["none", "apptainer"])
+def test_whose_python_a_module_brings(render: Renderer, container: str) -> None:
+    """Jobs in a container have that of its image."""
+    readme = render({"modules": "python/3.12", "container": container})["README.md"]
+    assert ("the Python of your jobs" in readme) == (container == "none")
+
+
+def test_text_has_no_character_that_hides_or_turns_it() -> None:
+    """Such as zero-width and direction marks, and the tags of Unicode."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE),
+        extensions=["jinja2_ansible_filters.AnsibleCoreFiltersExtension"],
+    )
+    check = environment.get_template("hooks/validators.jinja").module.free_text
+    kinds = {chr(point): category(chr(point)) for point in range(sys.maxunicode + 1)}
+    hidden = [c for c, kind in kinds.items() if kind in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert {"\u200b", "\ufeff", "\u061c", "\U000e0041"} < set(hidden)
+    assert not [c for c in hidden if "invisible" not in check(f"a{c}b")]
+    assert "invisible" not in check(
+        "".join(c for c, kind in kinds.items() if kind[0] != "C" and kind not in ("Zl", "Zp"))
+    )
 
 
 def test_an_answer_to_no_question_is_refused_by_the_test_helper(render: Renderer) -> None:

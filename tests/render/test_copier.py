@@ -85,7 +85,12 @@ def test_pytest_copie_renders_it_too(copie: Any) -> None:  # noqa: ANN401 - the 
 @pytest.mark.parametrize("modes", [["cpu"], ["multi_node"]])
 @pytest.mark.parametrize("container", ["none", "apptainer"])
 def test_the_message_after_copy_names_commands_that_exist(
-    template: Path, tool: dict[str, str], tmp_path: Path, modes: list[str], container: str
+    template: Path,
+    tool: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    modes: list[str],
+    container: str,
 ) -> None:
     data = [f"--data=launch_modes={json.dumps(modes)}", f"--data=container={container}"]
     project = tmp_path / "my project"
@@ -97,9 +102,16 @@ def test_the_message_after_copy_names_commands_that_exist(
         env={**os.environ, "COLUMNS": "200"},
     )
     lines = done.stderr.splitlines()
-    commands = [line.strip() for line in lines if line.startswith("    ")][-3:]
+    commands = [line.strip() for line in lines if line.startswith("    ")][-4:]
     assert commands[0] == f"cd '{project}'"
-    target = commands[1].removeprefix("make ")
+    readme = (project / "README.md").read_text("utf-8")
+    assert f"\n{commands[1]} " in readme.partition("## 2.")[0]
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "Test")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "test@example.org")
+    subprocess.run(commands[1], shell=True, cwd=project, check=True, capture_output=True)
+    assert not subprocess.check_output(["git", "status", "--porcelain"], cwd=project)
+    target = commands[2].removeprefix("make ")
     assert f"\n{target}:" in (project / "Makefile").read_text()
-    assert commands[2].startswith("sbatch ")
-    assert (project / commands[2].split()[1]).is_file()
+    assert commands[3].startswith("sbatch ")
+    assert (project / commands[3].split()[1]).is_file()

@@ -47,6 +47,7 @@ OURS = {
 # In a project:
 THEIRS = {
     **UPDATES,
+    "git init && *": "tests/render/test_copier.py::commands[1], shell=True",
     "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
     "make test": 'tests/run/test_setup.py::made(newcomer, "test")',
     "make train ARGS=*": 'tests/run/test_setup.py::made(newcomer, "train"',

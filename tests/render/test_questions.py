@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import copier
 import copier._main
 import jinja2
 import pytest
@@ -124,6 +125,45 @@ def test_an_answer_that_does_not_matter_changes_nothing(
     assert not set(pointless) & set(yaml.safe_load(files[".copier-answers.yml"]))
 
 
+@pytest.mark.parametrize(
+    ("limit", "lead"),
+    [("0:01", 30), ("00:01:00", 30), ("2", 60), ("3:59", 120), ("1-0", 120), ("UNLIMITED", 120)],
+)
+def test_the_lead_of_the_signal_follows_from_the_time_limit(
+    render: Renderer, limit: str, lead: int
+) -> None:
+    """Slurm rounds limits up to minutes."""
+    script = render({"time_limit": limit})["slurm/train_cpu.sbatch"]
+    assert f"#SBATCH --signal=USR2@{lead}\n" in script
+
+
+def test_recorded_answers_stay_good(template: Path, tmp_path: Path) -> None:
+    """A short time limit is questioned only where it is typed."""
+    answers = {"time_limit": "3", "signal_lead_seconds": 120}
+    copier.run_copy(str(template), tmp_path, data=answers, defaults=True, quiet=True)
+    copier.run_recopy(tmp_path, defaults=True, overwrite=True, quiet=True)
+    said = yaml.safe_load((tmp_path / ".copier-answers.yml").read_text())
+    assert {name: said[name] for name in answers} == answers
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "blamed"),
+    [
+        ({"signal_lead_seconds": 60}, {"time_limit": "00:01:00"}, "time_limit"),
+        ({"memory_scope": "gpu"}, {"launch_modes": ["cpu"]}, "launch_modes"),
+        ({"memory_scope": "cpu"}, {"memory": "0"}, "memory"),
+        ({"monitoring_servers": ["aim"]}, {"trackers": ["mlflow"]}, "trackers"),
+        ({"monitoring_servers": "[aim]"}, {"trackers": ["mlflow"]}, "trackers"),
+    ],
+)
+def test_what_contradicts_a_given_answer_is_refused_where_it_is_typed(
+    render: Renderer, given: dict[str, Any], typed: dict[str, Any], blamed: str
+) -> None:
+    """At the later question nobody could change it any more, and all answers were lost."""
+    with pytest.raises(ValueError, match=f"question '{blamed}'"):
+        render({**given, **typed})
+
+
 def test_quick_and_full_differ_in_nothing_but_what_they_ask(render: Renderer) -> None:
     """An answer given on the command line counts, and is kept for updates, in either."""
     answers = {"qos": "high", "environment": "uv", "trackers": ["mlflow"], "requeue": False}
@@ -178,5 +218,5 @@ def test_the_package_is_named_after_the_project(
 def test_a_time_that_yaml_reads_as_a_number_is_refused(render: Renderer) -> None:
     """Without quotes, 12:00:00 in a data file is 43200, which Slurm takes for a month."""
     time_limit = yaml.safe_load("12:00:00")
-    with pytest.raises(ValueError, match='number 43200: put it in quotes, such as "12:00:00"'):
+    with pytest.raises(ValueError, match='put it in quotes, such as "12:00:00"'):
         render({"time_limit": time_limit})

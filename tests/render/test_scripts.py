@@ -18,10 +18,17 @@ from renderer import Renderer
 COMMANDS = {
     "srun": (
         'printf "%s\\n" "$@" > srun.args; env > srun.env; sleep "${SRUN_SECONDS:-0}";'
+        ' [[ -z ${RANK_FAILS:-} ]] || touch "$FAILURE_FILE";'
         ' exit "${SRUN_EXIT:-0}"'
     ),
-    "scontrol": 'if [[ $1 == show ]]; then printf "n%s\\n" {1..9}; else echo "$@" > requeued; fi',
-    "squeue": 'echo "${JOB_STATE:-RUNNING 0 None}"',
+    "scontrol": """case $* in
+--version) echo "slurm-wlm ${SLURM_VERSION:-22.05.8}" ;;
+"show config") echo "PreemptType = preempt/${PREEMPT_TYPE:-partition_prio}" ;;
+"show partition gpu") echo "PartitionName=gpu PreemptMode=${PREEMPT_MODE:-REQUEUE} State=UP" ;;
+"show hostnames"*) printf "n%s\\n" {1..9} ;;
+*) echo "$@" > requeued ;;
+esac""",
+    "squeue": 'echo "${JOB_STATE:-RUNNING 0 N/A None}"',
     "apptainer": 'echo "3.12.1 abc123 $PWD/src/demo"',
     "hostname": "echo n1",
     "tool": 'printf "%s\\n" "${0##*/}" "$@" > tool.args',
@@ -47,6 +54,7 @@ SITE = "echo facts of the site\n"
 JOB = {
     "SLURM_JOB_ID": "123456",
     "SLURM_JOB_NAME": "demo",
+    "SLURM_JOB_PARTITION": "gpu",
     "SLURM_JOB_NUM_NODES": "2",
     "SLURM_JOB_NODELIST": "n[1-2]",
     "SLURM_NTASKS": "8",
@@ -246,7 +254,7 @@ def test_the_exit_code_of_the_ranks_is_that_of_the_job(srun: Submission, code: i
     assert not srun.noted("requeued")
 
 
-@pytest.mark.parametrize("state", ["RUNNING 0 None", "COMPLETING 0 TimeLimit"])
+@pytest.mark.parametrize("state", ["RUNNING 0 N/A None", "COMPLETING 0 N/A TimeLimit"])
 @pytest.mark.parametrize("status", ["75", "137"])
 def test_a_stopped_or_killed_job_goes_back_to_the_queue(
     srun: Submission, state: str, status: str
@@ -254,6 +262,36 @@ def test_a_stopped_or_killed_job_goes_back_to_the_queue(
     code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=status, JOB_STATE=state)
     assert code == int(status) and "back to the queue" in log
     assert srun.noted("requeued") == ["requeue 123456"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "asks"),
+    [
+        # These requeue it a second time, if they are asked to requeue it, too.
+        ({"SLURM_VERSION": "24.05.0"}, False),
+        ({"SLURM_VERSION": "25.11.2", "PREEMPT_MODE": "GANG,REQUEUE"}, False),
+        # The others would not requeue it, or who knows?
+        ({"SLURM_VERSION": "23.11.4"}, True),
+        ({"SLURM_VERSION": "24.11.5", "PREEMPT_MODE": "CANCEL"}, True),
+        ({"SLURM_VERSION": "24.11.5", "PREEMPT_TYPE": "qos"}, True),
+    ],
+)
+def test_a_preempted_job_is_requeued_once(
+    srun: Submission, facts: dict[str, str], asks: bool
+) -> None:
+    state = "RUNNING 0 2026-01-02T03:04:05 None"
+    code, log = srun.run("train_single_node", **ONE_NODE, **facts, SRUN_EXIT="75", JOB_STATE=state)
+    assert code == 75 and "stopped after a checkpoint, and back to the queue" in log
+    assert srun.noted("requeued") == ["requeue 123456"] * asks
+
+
+@pytest.mark.parametrize(("status", "code"), [("137", 1), ("1", 1), ("75", 75)])
+def test_a_rank_that_fails_ends_the_job(srun: Submission, status: str, code: int) -> None:
+    """Those that wait for it are killed."""
+    found, _ = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=status, RANK_FAILS="yes")
+    assert found == code
+    assert bool(srun.noted("requeued")) == (code == 75)
+    assert not list((srun.root / "logs").glob("failed-*"))
 
 
 def test_a_queue_that_refuses_the_job_is_named(srun: Submission) -> None:
@@ -274,9 +312,9 @@ def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"JOB_STATE": "COMPLETING 0 None"}, "the job was cancelled"),
+        ({"JOB_STATE": "COMPLETING 0 N/A None"}, "the job was cancelled"),
         (
-            {"JOB_STATE": "COMPLETING 1 job requeued in held state"},
+            {"JOB_STATE": "COMPLETING 1 N/A job requeued in held state"},
             "stopped after a checkpoint, and back to the queue",
         ),
         ({"SLURM_RESTART_COUNT": "10"}, "that was done 10 times"),

@@ -160,7 +160,7 @@ ALWAYS = (
 CORE = (
     "__init__ __main__ announce checkpoint config curves data distributed errors evaluation "
     "figures files heartbeat launcher metrics mnist model optimizer parts plot preemption "
-    "provenance recording report runs saving schedule seeding shard_files sharding slurm "
+    "provenance recording report run_lock runs saving schedule seeding shard_files sharding slurm "
     "strategy system "
     "torchrun train votes workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "

@@ -105,19 +105,6 @@ def test_a_checkpoint_of_another_optimizer(project: Path, launch: Launch, tmp_pa
     assert "Traceback" not in job.log
 
 
-def test_two_trainings_in_one_run_folder(project: Path, tmp_path: Path) -> None:
-    first = srun(project, tmp_path / "run", 1, "--max-steps=100000", "--epochs=1000")
-    try:
-        first.wait_for_step(50)
-        second = srun(project, tmp_path / "other", 1, f"--run-dir={tmp_path}/run").wait()
-    finally:
-        first.kill()
-    assert second.codes == [1]
-    pid = first.processes[0].pid
-    assert f"run is the run folder of process {pid}, which trains right now" in second.log
-    assert "Traceback" not in second.log
-
-
 def test_unknown_flags_and_commands(project: Path, tmp_path: Path) -> None:
     for command, code, message in (
         (["train", "--epoch=3"], 2, "--epoch"),

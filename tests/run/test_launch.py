@@ -94,6 +94,8 @@ def _family(job: Job) -> list[psutil.Process]:
         ),
         # The batch shell of a job with one task.
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, ("none", 0, 1, 0)),
+        # As from Slurm 26.05 on.
+        ({"SLURM_STEP_ID": "-5", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, ("none", 0, 1, 0)),
     ],
 )
 def test_ranks_are_read_from_the_environment(
@@ -111,6 +113,9 @@ def test_ranks_are_read_from_the_environment(
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "put srun in front"),
         # An interactive shell that salloc started is a step, but not one of srun's tasks.
         ({"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"}, "put srun in front"),
+        ({"SLURM_STEP_ID": "-6", "SLURM_NTASKS": "4"}, "put srun in front"),
+        # Nor is the batch shell, which is a step from Slurm 26.05 on.
+        ({"SLURM_STEP_ID": "-5", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "put srun in front"),
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is missing"),
     ],
@@ -128,7 +133,7 @@ def test_misuse_of_a_launcher_is_answered_with_a_hint(
 def test_a_jobs_run_folder_is_found_again(project: Path, tmp_path: Path) -> None:
     """A requeued job keeps its id; a task of an array has a folder of its own."""
     names = {
-        "7": {"SLURM_JOB_ID": "7"},
+        "7": {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "-5"},
         "7_3": {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"},
     }
     for name, env in names.items():

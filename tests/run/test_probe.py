@@ -122,6 +122,17 @@ def test_every_version_gives_the_same_answers(ask: Ask, release: str, render: Re
         assert f"#SBATCH --{line}\n" in script
 
 
+@pytest.mark.parametrize("release", ["20.11", "24.11", "26.05"])
+def test_partitions_that_give_whole_nodes(probe: ModuleType, release: str) -> None:
+    lines = (RECORDED / f"slurm-{release}.txt").read_text().splitlines()
+    shown = [probe.pairs(line) for line in lines if line.startswith("PartitionName=")]
+    found = [
+        probe.Partition(each["PartitionName"], False, 0, each, [], 0, [], "", "") for each in shown
+    ]
+    whole = [each.name for each in found if "jobs get whole nodes" in probe.limits(each)]
+    assert whole == ["whole"]
+
+
 GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
 
 

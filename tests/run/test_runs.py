@@ -1,6 +1,7 @@
 """Runs that failed, hang or are lost are told from those that live, without a server."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -61,6 +62,12 @@ def test_a_run_that_finished_and_one_that_was_killed(
     assert set(found) == {"whole", "killed"}
     whole = found["whole"]
     assert (whole.status, whole.step) == ("finished", 30)
+    # Pictures need no tracker.
+    pictures = {path.name for path in (tmp_path / "whole" / "figures").iterdir()}
+    assert pictures == {
+        "test-confusion_matrix-00000030.png",
+        "test-predictions-00000030.png",
+    }
     assert (whole.metric, whole.value) == ("test/accuracy", job.summary["test_accuracy"])
     assert found["killed"].status == "lost", found["killed"]
     assert found["killed"].job == "77"
@@ -180,6 +187,95 @@ def test_what_is_no_run_is_passed_over(
         runs.main([str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="can't write /proc/nowhere"):
         runs.main([str(run), "--json=/proc/nowhere"])
+
+
+DAMAGED = {
+    "a list": "[1, 2]",
+    "a number": "7",
+    "deep": "[" * 100_000,
+    "no JSON": "{",
+    "status": '{"status": ["running"]}',
+    "updated": '{"status": "running", "updated": "yesterday"}',
+    "error": '{"status": "failed", "error": 5}',
+    "step": '{"status": "running", "step": [1]}',
+    "progress": '{"status": "running", "progress": "half"}',
+    "expected": '{"status": "running", "expect_next_in": {}}',
+    "no number": '{"status": "running", "updated": NaN}',
+    "huge": '{"status": "running", "updated": 1%s}' % ("0" * 400),
+    "job": '{"status": "running", "job": 77}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_status_is_said_of_its_run_alone(
+    runs: ModuleType, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_squeue(tmp_path, "echo '77 RUNNING (None)'")
+    write_run(tmp_path / "runs" / "good", updated=time.time())
+    (write_run(tmp_path / "runs" / "bad") / "status.json").write_text(content)
+    assert runs.main([str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (bad,) = (line for line in lines if "/bad" in line)
+    (good,) = (line for line in lines if "/good" in line)
+    assert "unknown" in bad and "status.json is damaged: " in bad
+    assert "running" in good
+
+
+def test_files_of_other_kinds_end_no_list(
+    runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as pipes, and numbers without end."""
+    set_squeue(tmp_path, 'case "$*" in *=77) echo "77 RUNNING (None)";; *) exit 1;; esac')
+    write_run(tmp_path / "runs" / "good", updated=time.time())
+    write_run(tmp_path / "runs" / "job", job="no\0number", updated=time.time())
+    piped = write_run(tmp_path / "runs" / "piped")
+    (piped / "status.json").unlink()
+    os.mkfifo(piped / "status.json")
+    folder = write_run(tmp_path / "runs" / "folder", updated=time.time())
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    huge = write_run(tmp_path / "runs" / "huge", updated=time.time())
+    lines = ["[" * 100_000, json.dumps({"step": 1, "train/loss": 10**400})]
+    (huge / "metrics.jsonl").write_text("\n".join(lines))
+    assert runs.main([str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    for name, said in (
+        ("piped", "status.json can't be read: it is no file"),
+        ("folder", "metrics.jsonl can't be read: it is no file"),
+        ("huge", "running"),
+        ("job", "running"),
+        ("good", "running"),
+    ):
+        (line,) = (line for line in out.splitlines() if f"/{name} " in line)
+        assert said in line
+
+
+def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
+    runs: ModuleType, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from demo import plot
+
+    # Set the window's title, clear the screen, turn the line around.
+    evil = "\x1b]0;x\x07\x1b[2J\u202e\x9b1m"
+    state = {"status": evil, "error": evil, "job": evil, "host": evil}
+    run = write_run(tmp_path / f"runs{evil}" / "1", **state)
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"{evil}/loss": 1.0}))
+    assert runs.main([str(run.parent)]) == 0
+    empty = write_run(run.parent / "2")
+    (empty / "metrics.jsonl").unlink()
+    assert plot.main([str(run.parent), f"--output={tmp_path}/plot.png"]) == 0
+    # An error quotes the name of a metric.
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "plot", str(run), "--metrics=other"],
+        env=clean_environment(project),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.startswith("error: no run has 'other' among its metrics: ")
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err, done.stderr):
+        assert "\\x1b]0;x\\x07\\x1b[2J\\u202e\\x9b1m" in text
+        assert all(c.isprintable() or c == "\n" for c in text)
 
 
 def test_torch_and_pyplot_are_not_needed(project: Path, tmp_path: Path) -> None:

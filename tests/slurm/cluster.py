@@ -126,6 +126,11 @@ class Cluster:
         self.run("ip", "link", "set", f"to-{node}", "up")
         self.wait_until_idle(node)
 
+    @property
+    def version(self) -> str:
+        """Slurm's, such as 24.11.5."""
+        return self.run("sinfo", "--version").stdout.split()[-1]
+
     def wait_until_idle(self, *nodes: str) -> None:
         """Wait until nodes are up and without jobs."""
         names = ",".join(nodes or self.nodes)

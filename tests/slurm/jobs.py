@@ -119,7 +119,8 @@ class Job:
             process
             for process, env in self._processes()
             if process.name() == "bash" or process.name() == "slurm_script"
-            if "SLURM_STEP_ID" not in env
+            # From Slurm 26.05 on it is a step, too.
+            if env.get("SLURM_STEP_ID", "-5") == "-5"
         ]
         return shell
 

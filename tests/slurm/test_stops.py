@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from .cluster import Cluster, wait_for
 from .conftest import MakeProject
-from .jobs import Job, Project
+from .jobs import ENDED, Job, Project
 
 # A rank on each of two nodes, four epochs of 117 steps.
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
@@ -227,6 +227,38 @@ def test_a_rank_that_hangs_until_the_time_limit(
     assert job.summary["resumed_from_step"] == 40
 
 
+FAILS = """
+
+calls = 0
+
+
+def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    \"\"\"Fail on rank 1, while rank 0 is busy with something that never ends.\"\"\"
+    import os
+    import time
+
+    global calls
+    calls += 1
+    if calls == 50:
+        if os.environ["SLURM_PROCID"] == "1":
+            raise ValueError("a fault of the program")
+        while True:
+            time.sleep(1)
+    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+"""
+
+
+def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject) -> None:
+    """The other rank does not react, so it is killed: srun's exit code tells that alone."""
+    project = make_project(launch_modes=["cpu"])
+    with (project.root / "src/demo/model.py").open("a") as file:
+        file.write(FAILS)
+    job = submit(project)
+    wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
+    assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
+    assert "ValueError: a fault of the program" in job.log
+
+
 def test_a_controller_that_is_busy_when_the_job_stops(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
 ) -> None:
@@ -235,12 +267,17 @@ def test_a_controller_that_is_busy_when_the_job_stops(
     with cluster.busy():
         for rank in ranks.values():
             rank.send_signal(signal.SIGUSR2)
-        # The script has asked in vain, and pauses before it asks again.
         wait_for(
-            lambda: any(child.name() == "sleep" for child in shell.children()),
+            lambda: not any(rank.is_running() for rank in ranks.values()),
+            lambda: "the ranks do not leave",
+        )
+        # The script has asked in vain, and pauses before it asks again. From 26.05 on it does not
+        # come so far: srun itself waits for the controller.
+        waits = "sleep" if cluster.version < "26.05" else "srun"
+        wait_for(
+            lambda: any(child.name() == waits for child in shell.children()),
             lambda: "the script does not ask again",
         )
-        assert not any(rank.is_running() for rank in ranks.values())
     # Slurm repeats what it could not send: its order to end the step may reach the next start's,
     # which has the same number.
     check_same(job, uninterrupted, most_restarts=2)

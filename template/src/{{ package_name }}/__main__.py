@@ -11,10 +11,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import LostRankError, UsageError
+from .files import printable
 
 
 def train(argv: Sequence[str]) -> int:
@@ -160,6 +162,17 @@ def load_env() -> None:
             os.environ.setdefault(variable, value)
 
 
+def note_failure() -> None:
+    """Tell the batch script that this rank fails by itself, so that the job is not requeued.
+
+    The launcher kills ranks that still wait for this one, and then its exit code tells of them. A
+    sweep does not end with one of its trials.
+    """
+    if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
+        with suppress(OSError):
+            Path(os.environ["FAILURE_FILE"]).touch()
+
+
 def main() -> None:
     """Run the command that the first argument names.
 
@@ -190,7 +203,8 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough
         if isinstance(error, UsageError):
-            print(f"error: {error}", file=sys.stderr)
+            # It may quote a file of another user's.
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         elif (
             isinstance(error, ModuleNotFoundError)
             and error.name
@@ -206,6 +220,8 @@ def main() -> None:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
+        if not isinstance(error, LostRankError):
+            note_failure()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
         os._exit(1)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from .config import Settings
 from .distributed import World
+from .files import printable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ def announce_resume(path: Path, state: Mapping[str, Any], settings: Settings, wo
     for name, value in settings.as_dict().items():
         # What an earlier version did not know is not worth a warning.
         if name not in ("config", "run_dir", "resume") and before.get(name, value) != value:
-            log.warning("%s was %s at the checkpoint, now %s", name, before[name], value)
+            log.warning(
+                "%s was %s at the checkpoint, now %s", name, printable(str(before[name])), value
+            )
 
 
 def announce_waiting(data_seconds: float, step_seconds: float) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from .errors import UsageError
-from .files import read_lines
+from .files import printable, read_lines
 from .runs import find_runs
 
 # Settings that do not change a curve.
@@ -50,7 +50,8 @@ def load(folders: Sequence[Path]) -> list[Curves]:
         if lines := in_order(read_lines(folder / "metrics.jsonl")):
             runs.append((folder, lines))
         else:
-            print(f"{folder} is left out: no line in its metrics.jsonl", file=sys.stderr)
+            shown = printable(str(folder))
+            print(f"{shown} is left out: no line in its metrics.jsonl", file=sys.stderr)
     if not runs:
         where = f"in {', '.join(map(str, folders))}" if folders else "without a folder"
         raise UsageError(f"nothing to draw {where}: name folders of runs that have logged a step")

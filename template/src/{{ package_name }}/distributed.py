@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .config import Settings
-from .errors import UsageError
+from .errors import LostRankError, UsageError
 from .launcher import Ranks, meeting_point
 
 
@@ -172,7 +172,7 @@ def joined(settings: Settings) -> Iterator[World]:
                 device_id=device if device.type == "cuda" else None,
             )
         except dist.DistError as error:
-            raise UsageError(
+            raise LostRankError(
                 f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
                 f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
                 "MASTER_ADDR out of reach?)"
@@ -200,21 +200,25 @@ def lost_ranks_named(rank: int, timeout: int) -> Iterator[None]:
         timeout: seconds that ranks wait for each other.
 
     Raises:
-        UsageError: another rank is gone, or says nothing.
+        LostRankError: another rank is gone, or says nothing.
     """
     try:
         yield
     except RuntimeError as error:
         here = f"rank {rank} on {socket.gethostname()}"
-        if "peer" in str(error):
-            raise UsageError(
+        if any(sign in str(error) for sign in ("Timed out waiting", "Application timeout")):
+            raise LostRankError(
+                f"{here} waited {timeout} s in vain for another rank: look above for what that one "
+                "said last, and whether --timeout is long enough"
+            ) from None
+        if any(sign in str(error) for sign in ("peer", "gloo/transport")):
+            raise LostRankError(
                 f"{here} lost another rank: look above for what that one said last (killed for its "
                 "memory, perhaps, if nothing)"
             ) from None
-        if any(sign in str(error) for sign in ("Timed out waiting", "Application timeout")):
-            raise UsageError(
-                f"{here} waited {timeout} s in vain for another rank: look above for what that one "
-                "said last, and whether --timeout is long enough"
+        if isinstance(error, dist.DistError):
+            raise LostRankError(
+                f"{here} can't talk to the others: {' '.join(str(error).split())}"
             ) from None
         raise
 

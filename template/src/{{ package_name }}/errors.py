@@ -1,4 +1,4 @@
-"""The error that is answered with one line instead of a traceback."""
+"""The errors that are answered with one line instead of a traceback."""
 
 
 class UsageError(Exception):
@@ -6,3 +6,7 @@ class UsageError(Exception):
 
     Its message is one line: what is wrong, what was expected, what to do.
     """
+
+
+class LostRankError(UsageError):
+    """Another rank is gone or does not answer; this one has done nothing wrong."""

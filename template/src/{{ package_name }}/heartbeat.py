@@ -11,12 +11,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from .files import write_atomically
 from .tracking import Status
 
 log = logging.getLogger(__name__)
+
+KINDS = {
+    "status": str,
+    "error": str | None,
+    "step": int,
+    "progress": float | int,
+    "started": float | int,
+    "updated": float | int,
+    "expect_next_in": float | int,
+    "job": str | None,
+    "host": str,
+    "pid": int,
+    "missed_by": list,
+    "best_metric": str,
+    "best_direction": str,
+    "best_score": float | None,
+    "best_step": int,
+}
+"""The types of the values in status.json, for `read_object`."""
 
 
 class Heartbeat:
@@ -74,20 +91,3 @@ class Heartbeat:
             write_atomically(self.path, json.dumps(self.state, indent=2) + "\n")
         except OSError as error:
             log.warning("could not write %s: %s", self.path, error.strerror)
-
-
-def writer(path: Path) -> int | None:
-    """Return the process of this machine that still writes such a file, None if there is none.
-
-    What was started with a job that was killed may have been left behind.
-    """
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        if state["status"] != "running" or state["host"] != socket.gethostname():
-            return None
-        process = psutil.Process(state["pid"])
-        # A number is given to another process, later.
-        alive = process.create_time() < state["started"] and process.pid != os.getpid()
-    except (OSError, ValueError, KeyError, psutil.Error):
-        return None
-    return process.pid if alive else None

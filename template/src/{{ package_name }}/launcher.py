@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from .errors import UsageError
 from .slurm import ask
 
-# From here on Slurm numbers the steps that srun did not start: batch shell, interactive shell.
+# Slurm's numbers of the steps that srun did not start, such as the batch shell, begin here. From
+# 26.05 on they are shown as negative numbers.
 FIRST_SPECIAL_STEP = 4294967290
 
 # Where ranks meet: below the ports that the kernel hands out, and another one for each job.
@@ -39,8 +40,7 @@ class Ranks:
             if "RANK" in env or "WORLD_SIZE" in env:
                 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
                 return cls("torchrun", *(int(env[name]) for name in names))
-            step = int(env.get("SLURM_STEP_ID", FIRST_SPECIAL_STEP))
-            if step < FIRST_SPECIAL_STEP:
+            if srun_step(env) is not None:
                 size = env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"]
                 return cls("srun", int(env["SLURM_PROCID"]), int(size), int(env["SLURM_LOCALID"]))
         except KeyError as error:
@@ -55,6 +55,12 @@ class Ranks:
                 "srun in front of the command, or unset SLURM_NTASKS to use one process"
             )
         return cls("none", 0, 1, 0)
+
+
+def srun_step(env: Mapping[str, str]) -> int | None:
+    """Return the number of the step that srun started this process in, None if it did not."""
+    step = int(env.get("SLURM_STEP_ID", FIRST_SPECIAL_STEP))
+    return step if 0 <= step < FIRST_SPECIAL_STEP else None
 
 
 def meeting_point(env: MutableMapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from .config import Settings
 from .distributed import World
 from .errors import UsageError
 from .files import write_atomically
-from .launcher import FIRST_SPECIAL_STEP
+from .launcher import srun_step
 from .metrics import JsonLines
 from .parts import whole
 from .tracking import Run, Status
@@ -59,8 +59,7 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     # Milliseconds: two runs that a loop starts must not share a folder.
     name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
-    step = int(os.environ.get("SLURM_STEP_ID", 0))
-    if 0 < step < FIRST_SPECIAL_STEP:
+    if step := srun_step(os.environ):
         # The second training in one allocation; a requeued job counts its steps anew.
         name += f".{step}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
@@ -100,7 +99,7 @@ class Report:
         self.folder = Path(str(settings.run_dir))
         facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
         if self.active:
-            self.heartbeat.state["best"] = {"metric": best[0], "direction": best[1]}
+            self.heartbeat.state |= {"best_metric": best[0], "best_direction": best[1]}
         run = described(settings, facts, resume_step, world.rank)
         tracked = trackers if self.active or settings.track_all_ranks else []
         self.trackers = Trackers(tracked, run, self.lines.earlier if self.active else ())
@@ -109,11 +108,6 @@ class Report:
         self, settings: Settings, world: World, resume_step: int, lines: int | None
     ) -> dict[str, Any]:
         facts = provenance.collect(world)
-        if other := heartbeat.writer(self.folder / "status.json"):
-            raise UsageError(
-                f"{self.folder} is the run folder of process {other}, which trains right now: wait "
-                "for its end, stop it, or choose another --run-dir"
-            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
@@ -172,7 +166,7 @@ class Report:
     def best(self, score: float | None, step: int) -> None:
         """Note the best validation so far, for `runs` and sweeps."""
         if self.active:
-            self.heartbeat.state["best"] |= {"value": score, "step": step}
+            self.heartbeat.state |= {"best_score": score, "best_step": step}
 
     def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
         """Keep pictures as files, and show them to the trackers."""
@@ -183,7 +177,8 @@ class Report:
                 write_atomically(path, partial(figure.savefig, format="png"))
             except OSError as error:
                 log.error("could not write %s: %s", path, error.strerror)
-            self.trackers.log("image", name, pixels(figure), step)
+            if self.trackers.threads:
+                self.trackers.log("image", name, pixels(figure), step)
 
     def histograms(self, step: int, network: "nn.Module") -> None:
         """Show the trackers how parameters and gradients are distributed; every rank calls this."""

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from . import heartbeat, slurm
 from .config import parse
 from .errors import UsageError
-from .files import read_lines
-from .slurm import ask
+from .files import in_range, printable, read_lines, read_object
 
 # What is in the folder of a run and in no other.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
@@ -122,12 +122,12 @@ def survey(folders: Sequence[Path], now: float) -> list[Run]:
     """Return how runs stand, the newest first; Slurm is asked for their jobs where it is."""
     states = {folder: _state(folder) for folder in folders}
     jobs = {str(state["job"]) for state in states.values() if _unfinished(state)}
-    slurm = _ask_slurm(sorted(jobs)) if jobs else None
+    said = _ask_slurm(jobs) if jobs else None
     # Read again: a run that ended while Slurm was asked must not count as lost.
     states = {
         folder: _state(folder) if _unfinished(state) else state for folder, state in states.items()
     }
-    runs = [_judged(folder, state, slurm, now) for folder, state in states.items()]
+    runs = [_judged(folder, state, said, now) for folder, state in states.items()]
     return sorted(runs, key=lambda run: run.heard, reverse=True)
 
 
@@ -135,40 +135,40 @@ def _state(folder: Path) -> dict[str, Any]:
     """Return status.json; or what the folder tells of a run that has none."""
     written = [path.stat().st_mtime for name in MARKS if (path := folder / name).exists()]
     status = "finished" if (folder / "summary.json").exists() else "unknown"
-    state = {"status": status, "job": None, "updated": max(written), "expect_next_in": math.inf}
+    newest = max(written, default=0.0)
+    state = {"status": status, "job": None, "updated": newest, "expect_next_in": math.inf}
     try:
-        return state | json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        return state | read_object(folder / "status.json", heartbeat.KINDS)
+    except FileNotFoundError:
         return state
+    except OSError as error:
+        return state | {"error": f"status.json can't be read: {error.strerror}"}
+    except ValueError as error:
+        return state | {"error": f"status.json is damaged: {error}"}
 
 
 def _unfinished(state: Mapping[str, Any]) -> bool:
     return state["job"] is not None and state["status"] not in ("finished", "unknown")
 
 
-def _ask_slurm(jobs: Sequence[str]) -> dict[str, str] | None:
+def _ask_slurm(jobs: set[str]) -> dict[str, str] | None:
     """Return what squeue says of those jobs that it knows, None if it can't be asked."""
     if not shutil.which("squeue"):
         return None
-    # %A is a job's own id, for a task of an array too.
     try:
-        said = ask("squeue", "--noheader", "--format=%A %T (%r)", f"--jobs={','.join(jobs)}")
+        return slurm.jobs(jobs)
     except UsageError as error:
-        # It fails where the only job that it is asked for has long left.
-        if "Invalid job id" in str(error):
-            return {}
-        print(f"squeue can't be asked: {error}", file=sys.stderr)
+        print(f"squeue can't be asked: {printable(str(error))}", file=sys.stderr)
         return None
-    return dict(line.strip().split(" ", 1) for line in said.splitlines() if line.strip())
 
 
 def _judged(
-    folder: Path, state: Mapping[str, Any], slurm: Mapping[str, str] | None, now: float
+    folder: Path, state: Mapping[str, Any], jobs: Mapping[str, str] | None, now: float
 ) -> Run:
     """Return how a run stands, from what it, its silence and Slurm say."""
     status, job, heard = state["status"], state["job"], state["updated"]
-    said = (slurm or {}).get(str(job), "")
-    gone = slurm is not None and job is not None and not said
+    said = (jobs or {}).get(str(job), "")
+    gone = jobs is not None and job is not None and not said
     note = " ".join((state.get("error") or "").split())
     silence = f"silent for {duration(now - heard)} on {state.get('host', 'its node')}"
     if said.startswith(WAITING) and status != "finished":
@@ -179,7 +179,10 @@ def _judged(
         status, note = "stuck", silence + (f"; Slurm: {said}" if said else "")
     elif status == "preempted" and gone:
         note = f"not in the queue: to go on, submit again with --run-dir {folder}"
-    lines = read_lines(folder / "metrics.jsonl", TAIL)
+    try:
+        lines = read_lines(folder / "metrics.jsonl", TAIL)
+    except OSError as error:  # another user's, perhaps
+        lines, note = [], note or f"metrics.jsonl can't be read: {error.strerror}"
     metric, value = _result(state, lines)
     return Run(
         folder=str(folder),
@@ -198,14 +201,17 @@ def _result(
     state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, float | None]:
     """Return name and value of the best score so far; before the first one, of the newest loss."""
-    best = state.get("best") or {}
-    if best.get("value") is not None:
-        return best["metric"], best["value"]
+    if state.get("best_score") is not None:
+        return state.get("best_metric"), state["best_score"]
     for line in reversed(lines):
         for name in sorted(line):
-            if name.endswith("loss") and isinstance(line[name], int | float):
+            if name.endswith("loss") and _is_number(line[name]):
                 return name, line[name]
     return None, None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and in_range(value)
 
 
 def table(runs: Sequence[Run], now: float) -> str:
@@ -224,6 +230,7 @@ def table(runs: Sequence[Run], now: float) -> str:
                 run.note,
             )
         )
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = (2, 3)  # columns of numbers
     return "\n".join(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -157,4 +158,6 @@ class Saver:
         if self.world.is_main:
             # What a save left that was killed; other ranks write only after rank 0's plan.
             rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                folder.unlink()  # a link, which would lead the shards elsewhere
         shard_files.write(folder, parts, self.mesh.get_group())

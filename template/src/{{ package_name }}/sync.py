@@ -10,8 +10,6 @@ import dataclasses
 import json
 import logging
 import re
-import socket
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,9 +19,10 @@ import tyro
 
 from .config import load_yaml
 from .errors import UsageError
-from .files import read_lines, write_atomically
-from .heartbeat import writer
-from .runs import find_runs, survey
+from .files import read_lines, read_object, write_atomically
+from .heartbeat import KINDS
+from .run_lock import owner_of
+from .runs import find_runs
 from .tracking import Backend, select
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,8 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     )
     state, facts = read_json(directory / "status.json"), read_json(directory / "provenance.json")
     status = state.get("status", "running")
-    if trains(directory):
+    if owner_of(directory):
+        # Its trackers would be told twice, and at the same time.
         log.warning("%s trains right now, and sends by itself: sync it after its end", directory)
         return 0
     if status == "running":
@@ -117,21 +117,10 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     return failures
 
 
-def trains(directory: Path) -> bool:
-    """Return whether a run goes on, as far as it, its process and Slurm can tell.
-
-    Its trackers would then be told twice, and at the same time.
-    """
-    file = directory / "status.json"
-    (run,) = survey([directory], time.time())
-    here = read_json(file).get("host") == socket.gethostname()
-    return run.status == "running" and (writer(file) is not None or not here)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return what a file holds, nothing if it is not there or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path, KINDS if path.name == "status.json" else {})
     except (OSError, ValueError):
         return {}
 

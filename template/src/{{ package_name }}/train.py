@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import checkpoint, data, model
+from . import checkpoint, data, model, run_lock
 from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints
 from .config import Settings
@@ -66,7 +66,8 @@ def run(settings: Settings, stop: StopRequest) -> int:
         set_up_logging(world, settings.log_all_ranks)
         refuse_different_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
-        return Trainer(model.Model(settings), settings, world, stop).train(trackers)
+        with run_lock.held(settings, world):
+            return Trainer(model.Model(settings), settings, world, stop).train(trackers)
 
 
 class Trainer:

@@ -4,7 +4,6 @@ The owner of a running trial is kept as its user attribute. It changes hands und
 study's folder, so that of several workers that want a trial one gets it.
 """
 
-import json
 import os
 import socket
 import time
@@ -19,7 +18,9 @@ from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..errors import UsageError
-from ..slurm import ask
+from ..files import read_object
+from ..heartbeat import KINDS
+from ..slurm import jobs
 
 Owner = Mapping[str, Any]
 
@@ -85,11 +86,11 @@ class Claims:
         """Return the running trials that nobody runs, this worker's own before others."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         owners = [owner for trial in running if (owner := _owner(trial))]
-        jobs = self._jobs({owner["job"] for owner in owners if owner["job"]})
-        left = [trial for trial in running if self._is_gone(trial, jobs)]
+        known = self._jobs({owner["job"] for owner in owners if owner["job"]})
+        left = [trial for trial in running if self._is_gone(trial, known)]
         return sorted(left, key=lambda trial: (_owner(trial) or {}).get("job") != self.me["job"])
 
-    def _is_gone(self, trial: FrozenTrial, jobs: set[str] | None) -> bool:
+    def _is_gone(self, trial: FrozenTrial, known: set[str] | None) -> bool:
         owner = _owner(trial)
         if not owner:
             return True
@@ -97,9 +98,9 @@ class Claims:
             # This job, before it was requeued.
             if owner["restart"] != self.me["restart"]:
                 return True
-        elif owner["job"] and jobs is not None:
+        elif owner["job"] and known is not None:
             # One that waits in the queue comes back to its trial.
-            return owner["job"] not in jobs
+            return owner["job"] not in known
         if owner["host"] == self.me["host"]:
             return not _is_alive(owner["pid"])
         return _is_silent(trial, self.folder / run_name(trial.number))
@@ -109,12 +110,11 @@ class Claims:
         if not self.me["job"] or not wanted:
             return None
         # Asked for ourselves too: the answer that does not have us is none.
-        ids = ",".join([self.me["job"], *wanted])
         try:
-            jobs = set(ask("squeue", "--noheader", "--format=%A", f"--jobs={ids}").split())
+            known = set(jobs([self.me["job"], *wanted]))
         except UsageError:
             return None
-        return jobs if self.me["job"] in jobs else None
+        return known if self.me["job"] in known else None
 
 
 def run_name(number: int) -> str:
@@ -139,7 +139,7 @@ def _is_alive(pid: int) -> bool:
 def _is_silent(trial: FrozenTrial, run_dir: Path) -> bool:
     """Return whether the trial's run has given no sign of life for longer than it said."""
     try:
-        status = json.loads((run_dir / "status.json").read_text())
+        status = read_object(run_dir / "status.json", KINDS)
         until = status["updated"] + max(status["expect_next_in"], SILENCE)
     except (OSError, ValueError, KeyError):
         until = trial.datetime_start.timestamp() + SILENCE

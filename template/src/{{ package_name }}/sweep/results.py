@@ -1,7 +1,7 @@
 """What a study found: its best settings as a file for train, and a picture of its trials."""
 
-import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ..config import parse
+from ..files import write_atomically
 from .claims import run_name
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ OWN = ("config", "run_dir", "resume", "world_size", "dry_run")
 
 def write(study: optuna.Study, folder: Path, metric: str) -> None:
     """Write best.yaml, which `train --config` takes, and study.png to the study's folder."""
-    # Several workers may do so at once.
-    temporary = folder / f"results-{os.uname().nodename}-{os.getpid()}.tmp"
     if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         run = folder / run_name(study.best_trial.number)
         settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -33,10 +32,9 @@ def write(study: optuna.Study, folder: Path, metric: str) -> None:
         # The trial's was the study.
         kept["experiment"] = parse([]).experiment
         title = f"# The settings of {run.name}: {metric} {study.best_value:.4f}\n"
-        temporary.write_text(title + yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
-        temporary.replace(folder / "best.yaml")
-    picture(study, metric).savefig(temporary, format="png", dpi=120)
-    temporary.replace(folder / "study.png")
+        write_atomically(folder / "best.yaml", title + yaml.safe_dump(kept, sort_keys=False))
+    drawn = picture(study, metric)
+    write_atomically(folder / "study.png", partial(drawn.savefig, format="png", dpi=120))
 
 
 def picture(study: optuna.Study, metric: str) -> "Figure":

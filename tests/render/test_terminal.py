@@ -1,0 +1,145 @@
+"""The questions as a person answers them: in a terminal of 80 columns."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pyte
+import yaml
+from renderer import QUESTIONS
+
+COLUMNS, LINES, PATIENCE = 80, 30, 60
+CLEAR, DOWN, ENTER, END_OF_TEXT, TOGGLE_ALL = "\x15", "\x1b[B", "\r", "\x1b\r", "a"
+# A bad answer to each question that has a validator, what is said about it, and a good one.
+TYPED = {
+    "project_name": ("a\u200bb", "one line, no invisible characters", "Digits"),
+    "package_name": ("json", "choose another: this one is taken", "demo"),
+    "description": (" a", "expected no space at either end", ""),
+    "author_name": ("x" * 121, "at most 120 characters", "Ada"),
+    "author_email": ("ada", "address such as ada@example.org", ""),
+    "nodes": ("1", "expected 2 to 4096", "2"),
+    "gpus_per_node": ("17", "expected 1 to 16", "4"),
+    "gpu_type": ("gpu:a100", "expected the type alone, such as a100", "a100"),
+    "cpus_per_task": ("0", "expected 1 to 256", "4"),
+    "memory": ("64GB", "expected a size such as 64G", "64G"),
+    "time_limit": ("1h", "expected a time such as 12:00:00", "00:01:00"),
+    "partition": ("a b", "expected a name such as gpu", ""),
+    "cpu_partition": ("a;b", "expected a name such as cpu", ""),
+    "account": ("$(id)", "expected a name such as proj-0042", ""),
+    "qos": ("'", "expected a name such as normal", ""),
+    "constraint": ("a b", "expected features such as a100|h100", ""),
+    "reservation": ("-", "expected a name such as course-2", ""),
+    "mail_user": ("ada@", "address such as ada@example.org", "ada@example.org"),
+    "signal_lead_seconds": ("120", "expected 30 to 59", "31"),
+    "modules": ("cuda 12", "one on each line, such as cuda/12.4", "cuda/12.4"),
+    "container_base_image": ("docker://python", "such as python:3.12-slim", "debian:13"),
+    "shared_root": ("~/runs", "absolute path such as /scratch/ada", ""),
+}
+
+
+class Terminal:
+    """A terminal in which a command runs.
+
+    Args:
+        command: the program and its arguments.
+    """
+
+    def __init__(self, *command: object) -> None:
+        self.screen = pyte.Screen(COLUMNS, LINES)
+        self.stream = pyte.ByteStream(self.screen)
+        name, *arguments = map(str, command)
+        env = {**os.environ, "TERM": "linux", "LC_ALL": "C.UTF-8"}
+        self.child = pexpect.spawn(
+            name, arguments, env=env, dimensions=(LINES, COLUMNS), timeout=PATIENCE
+        )
+        # The program asks where the cursor is.
+        self.screen.write_process_input = self.child.send
+
+    def type(self, *keys: str) -> None:
+        """Press some keys."""
+        self.child.send("".join(keys))
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text is on the screen."""
+        while text not in "\n".join(self.screen.display):
+            try:
+                self.stream.feed(self.child.read_nonblocking(4096, timeout=PATIENCE))
+            except (pexpect.EOF, pexpect.TIMEOUT) as error:
+                raise AssertionError("\n".join([text, *self.screen.display])) from error
+
+    def wait_for_message(self, name: str, message: str) -> None:
+        """Wait until all of what a question's validator says is on the screen."""
+        self.wait_for(f"Validation error for question '{name}': {message}")
+
+    def wait_for_end(self) -> None:
+        """Wait until the command has ended well."""
+        said = self.child.read().decode()
+        self.child.close()
+        assert self.child.exitstatus == 0, said[-3000:]
+
+
+def head(name: str) -> str:
+    """Return the beginning of a question."""
+    return QUESTIONS[name]["help"].partition(" {{")[0][:70]
+
+
+def answers_of(project: Path) -> dict[str, Any]:
+    """Return the recorded answers of a project."""
+    return yaml.safe_load((project / ".copier-answers.yml").read_text("utf-8"))
+
+
+def test_what_a_validator_says_is_read_in_full(
+    template: Path, tool: dict[str, str], tmp_path: Path
+) -> None:
+    terminal = Terminal(tool["copier"], "copy", template, tmp_path / "project")
+    for name, question in QUESTIONS.items():
+        if question.get("when") is False:
+            continue
+        terminal.wait_for(head(name))
+        if name in TYPED:
+            bad, message, good = TYPED[name]
+            enter = END_OF_TEXT if question.get("multiline") else ENTER
+            terminal.type(CLEAR, bad, enter)
+            terminal.wait_for_message(name, message)
+            terminal.type(CLEAR, good, enter)
+        elif name in ("launch_modes", "mail_type"):
+            terminal.type(*([TOGGLE_ALL] if name == "launch_modes" else [TOGGLE_ALL] * 2), ENTER)
+            terminal.wait_for_message(name, "choose at least one")
+            terminal.type(TOGGLE_ALL, ENTER)
+        elif name in ("setup", "container"):
+            terminal.type(DOWN, ENTER)
+        else:
+            terminal.type(ENTER)
+    terminal.wait_for_end()
+    said = answers_of(tmp_path / "project")
+    assert {name: said.get(name, "") for name in TYPED} == {
+        name: int(good) if QUESTIONS[name]["type"] == "int" else good
+        for name, (_, _, good) in TYPED.items()
+    }
+    texts = {
+        name
+        for name, question in QUESTIONS.items()
+        if "validator" in question and "choices" not in question and name != "run_root"
+    }
+    assert set(TYPED) == texts
+
+
+def test_a_time_limit_that_may_be_meant_as_hours(
+    template: Path, tool: dict[str, str], tmp_path: Path
+) -> None:
+    """Slurm takes 2 as minutes. And what the quick questions leave out fits a short limit."""
+    terminal = Terminal(tool["copier"], "copy", template, tmp_path / "project")
+    for name in ("setup", "project_name", "launch_modes", "gpus_per_node"):
+        terminal.wait_for(head(name))
+        terminal.type(ENTER)
+    terminal.wait_for(head("time_limit"))
+    terminal.type(CLEAR, "2", ENTER)
+    terminal.wait_for_message("time_limit", "for hours 2:00:00, minutes 2:00")
+    terminal.type(CLEAR, "2:00", ENTER)
+    for name in ("partition", "account", "modules", "trackers"):
+        terminal.wait_for(head(name))
+        terminal.type(END_OF_TEXT if name == "modules" else ENTER)
+    terminal.wait_for_end()
+    said = answers_of(tmp_path / "project")
+    assert (said["time_limit"], said["signal_lead_seconds"]) == ("2:00", 60)
