@@ -89,6 +89,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "beside.py").write_text(f"open({MARK!r}, 'w')\n\ndef call(*_): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("beside", None)
     return tmp_path
 
 
