@@ -120,7 +120,7 @@ def test_the_calls_are_made_by_an_ordinary_unpickler(beside: Path) -> None:
 
 
 def as_checkpoint(folder: Path, content: bytes) -> None:
-    from demo import checkpoint
+    from demo import checkpoint, restore
     from demo.errors import UsageError
 
     path = folder / "step-00000001.pt"
@@ -128,12 +128,12 @@ def as_checkpoint(folder: Path, content: bytes) -> None:
         path.write_bytes(file)
         checkpoint.Checkpoints(folder).newest()
         with suppress(UsageError):
-            checkpoint.load(path)
+            restore.load(path)
 
 
 def as_shards(folder: Path, content: bytes) -> None:
     """As the list, of today and of earlier versions, and as a part."""
-    from demo import checkpoint, shard_files
+    from demo import checkpoint, restore, shard_files
     from demo.errors import UsageError
 
     path = folder / "step-00000001.pt"
@@ -153,7 +153,7 @@ def as_shards(folder: Path, content: bytes) -> None:
             (shards / name).write_bytes(file)
         checkpoint.Checkpoints(folder).newest()
         with suppress(UsageError):
-            checkpoint.load(path)
+            restore.load(path)
 
 
 def as_run(folder: Path, content: bytes) -> None:

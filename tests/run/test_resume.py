@@ -291,7 +291,8 @@ def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: P
 def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
     project: Path, tmp_path: Path
 ) -> None:
-    from demo.checkpoint import Checkpoints, UnreadableError, find_fault, load
+    from demo.checkpoint import Checkpoints, find_fault
+    from demo.restore import UnreadableError, load
 
     checkpoints = Checkpoints(tmp_path, keep=1)
     state = dict.fromkeys(("network", "optimizer", "samples_per_step"))

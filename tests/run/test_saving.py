@@ -78,7 +78,7 @@ def test_a_failure_is_told_to_who_waits(
 ) -> None:
     saver.save({"step": 1}, 1, False, before=lambda: None)
     assert saver.wait()
-    (tmp_path / "step-00000002.pt.tmp").mkdir()  # where a file must be made
+    (tmp_path / "step-00000002.pt").mkdir()  # where a file must be made
     saver.save({"step": 2}, 2, False, before=lambda: None)
     assert not saver.wait()
     assert "a resume would start from step-00000001.pt" in caplog.text
@@ -133,8 +133,9 @@ STATE = {"network": {}, "optimizer": {}, "samples_per_step": 1, "weights": torch
 
 def test_a_failing_disk_is_no_damage(saver: "Saver", tmp_path: Path, waits: list[float]) -> None:
     """Wherever it fails: while damage is looked for, or while the checkpoint is loaded."""
-    from demo.checkpoint import Checkpoints, candidates, load_first
+    from demo.checkpoint import Checkpoints
     from demo.errors import UsageError
+    from demo.restore import candidates, load_first
 
     folder = Checkpoints(tmp_path / "checkpoints")
     assert folder.save(STATE, 1) and folder.save(STATE, 2)
@@ -191,23 +192,23 @@ def test_all_ranks_take_the_same_checkpoint(
     saver: "Saver", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one of them can't load it, none does; where none can be loaded, none is replaced."""
-    from demo import checkpoint
+    from demo import checkpoint, restore
 
     folder = checkpoint.Checkpoints(tmp_path / "checkpoints")
     assert folder.save(STATE, 1) and folder.save(STATE, 2)
-    answers = [checkpoint.UnreadableError("of another rank")]
+    answers = [restore.UnreadableError("of another rank")]
     monkeypatch.setattr(
         saver.world, "gather", lambda own: [own, answers.pop() if answers else None]
     )
 
     def first() -> tuple[Path, dict[str, Any]] | None:
-        found = checkpoint.candidates("auto", tmp_path)
-        return checkpoint.load_first(found, lambda *_: None, saver.world)
+        found = restore.candidates("auto", tmp_path)
+        return restore.load_first(found, lambda *_: None, saver.world)
 
     loaded = first()
     assert loaded and loaded[0] == folder.path(1)
-    answers[:] = [checkpoint.UnreadableError(f"{number}") for number in (1, 2)]
-    with pytest.raises(checkpoint.UnreadableError, match="2"):
+    answers[:] = [restore.UnreadableError(f"{number}") for number in (1, 2)]
+    with pytest.raises(restore.UnreadableError, match="2"):
         first()
     shutil.rmtree(folder.folder)
     assert first() is None

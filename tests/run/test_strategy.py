@@ -108,10 +108,10 @@ def test_both_strategies_give_the_same_parameters(
     assert losses(sharded) == pytest.approx(losses(copied), rel=1e-5)
 
     # Read whole, on no rank, what one wrote as a file and the other in shards is the same too.
-    from demo import checkpoint
+    from demo import restore
 
     name = "checkpoints/step-00000020.pt"
-    one, other = (tensors(checkpoint.load(job.run_dir / name)) for job in (copied, sharded))
+    one, other = (tensors(restore.load(job.run_dir / name)) for job in (copied, sharded))
     assert len(one) == 4 * 23 + 1 and one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert other["/network/inlet.weight"].shape == (48, 784)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checkpoint, data, model, run_lock
+from . import data, model, restore, run_lock
 from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints, parameters_sha256
 from .config import Settings
@@ -318,7 +318,7 @@ class Trainer:
         if best is None:
             log.error("there is no checkpoint, so no network goes into the registry")
             return
-        state = checkpoint.load(best)
+        state = restore.load(best)
         network = model.build().eval()
         network.load_state_dict(state["network"])
         # As batches reach the network: through the dataset's own way to make them.
@@ -405,8 +405,8 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
-        found = checkpoint.load_first(
-            checkpoint.candidates(self.settings.resume, self.run_dir),
+        found = restore.load_first(
+            restore.candidates(self.settings.resume, self.run_dir),
             layout(self.network, self.optimizer),
             self.world,
         )
