@@ -149,7 +149,7 @@ def assert_rank_1_is_below_rank_0(reader: Reader) -> None:
 
 
 def assert_the_best_network_is_in_the_registry(reader: Reader, job: Job) -> None:
-    from demo import checkpoint, model
+    from demo import model, restore
 
     (version,) = reader.client.search_model_versions("name='Digits'")
     run_id = reader.runs["trial/run"].info.run_id
@@ -157,7 +157,7 @@ def assert_the_best_network_is_in_the_registry(reader: Reader, job: Job) -> None
     images, _ = digits()
     network = model.build().eval()
     best = job.run_dir / "checkpoints" / (job.run_dir / "checkpoints" / "best").read_text()
-    network.load_state_dict(checkpoint.load(best)["network"])
+    network.load_state_dict(restore.load(best)["network"])
     with torch.no_grad():
         torch.testing.assert_close(registered()(images), network(images))
 

@@ -1,17 +1,21 @@
 """Weights & Biases without an account, read back by its own reader."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
+import wandb
 
-from .conftest import srun
+from .conftest import render_project, srun
 
 SHORT = (
     "--batch-size=32",
@@ -134,3 +138,18 @@ def test_a_server_out_of_reach_leaves_files_and_says_how_to_send_them(
     assert "0" * 40 not in job.log
     kept = [path for path in job.run_dir.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"0" * 40 in path.read_bytes()]
+
+
+def test_a_reason_holds_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    project = render_project(tmp_path / "p", package_name="tracked", trackers=["wandb"])
+    monkeypatch.syspath_prepend(str(project / "src"))
+    monkeypatch.setenv("WANDB_API_KEY", "correct-horse")
+    reason = "correct-horse is no key of https://ada:battery@example.org"
+    start = mock.Mock(side_effect=[wandb.errors.CommError(reason), mock.Mock(id="1")])
+    monkeypatch.setattr(wandb, "init", start)
+    tracking = import_module("tracked.tracking")
+    with caplog.at_level(logging.WARNING):
+        import_module("tracked.tracking.wandb").Tracker(tracking.Run(tmp_path, tmp_path, "a", "b"))
+    assert "(<WANDB_API_KEY> is no key of https://<login>@example.org)" in caplog.text

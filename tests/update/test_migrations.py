@@ -91,6 +91,22 @@ def start(template: Path, folder: Path, **answers: object) -> Path:
     return folder
 
 
+def test_without_tags_edits_go_with_their_file(template: Path, tmp_path: Path) -> None:
+    """As docs/updating.md says: no version is crossed, so no migration runs."""
+    module = template / PACKAGE / "check_comm.py"
+    module.write_text('"""In one module."""\n')
+    commit(template, "Some commit")
+    project = start(template, tmp_path / "project")
+    (project / "src/demo/check_comm.py").write_text("ours = True\n")
+    commit(project, "Our switch")
+    module.unlink()
+    commit(template, "Another commit")
+    assert copier(project, "update", "--defaults").returncode == 0
+    assert not list(project.glob("src/demo/check_comm.py*"))
+    deleted = git(project, "diff", "--name-only", "--diff-filter=D", "HEAD")
+    assert deleted == "src/demo/check_comm.py\n"
+
+
 @pytest.fixture
 def early(template: Path, tmp_path: Path) -> Path:
     """A project from before version 1.0.0, when two packages were modules."""

@@ -4,12 +4,16 @@ Copier, git, the remote and its push options are real. `gh` is a stand-in that w
 is asked for.
 """
 
+import base64
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pages
 import pytest
@@ -21,16 +25,24 @@ from renderer import QUESTIONNAIRE, copy_template
 KEPT = ("README.md.jinja", "train.yaml.jinja", "template.sh.jinja", "ci.yml.jinja", "template.yml")
 KEPT += (".gitlab-ci.yml.jinja", "{{ _copier_conf.answers_file }}.jinja", ".gitignore.jinja")
 BRANCH = "template-update"
+TOKEN = "the-token"
 URL = "https://gitlab.example.org/ada/project"
 GH = """\
 #!/usr/bin/env bash
 printf '%s\\n' "$@" '--' >>"$GH_RECORD"
 case "$1 $2" in
+"auth git-credential") printf 'username=x\\npassword=%s\\n' "${GH_TOKEN:-}" ;;
 "pr list") cat "$GH_RECORD.open" 2>/dev/null ;;
 "pr create") [[ -z ${GH_REFUSES:-} ]] || { echo "$GH_REFUSES" >&2; exit 1; }
     echo 7 >"$GH_RECORD.open" ;;
 esac
 exit 0
+"""
+COPIER = """\
+#!/usr/bin/env bash
+# Copier, which writes down where it could read a token.
+{ env && cat .git/config; } >>"$GH_RECORD.seen" 2>/dev/null
+exec PYTHON -m copier "$@"
 """
 HOOK = """\
 #!/usr/bin/env bash
@@ -60,13 +72,17 @@ class Site:
         git(self.origin, "config", "receive.advertisePushOptions", "true")
         programs = folder / "programs"
         programs.mkdir()
-        for path, text in ((programs / "gh", GH), (self.origin / "hooks/post-receive", HOOK)):
+        for path, text in (
+            (programs / "gh", GH),
+            (programs / "copier", COPIER.replace("PYTHON", sys.executable)),
+            (self.origin / "hooks/post-receive", HOOK),
+        ):
             path.write_text(text)
             path.chmod(0o755)
         # What a job has: nobody's identity, and GitLab's address with the token in it.
         self.record = folder / "gh.txt"
         configuration = folder / "gitconfig"
-        address = URL.replace("://", "://template:secret@")
+        address = URL.replace("://", f"://template:{TOKEN}@")
         configuration.write_text(f'[url "file://{self.origin}"]\n\tinsteadOf = {address}.git\n')
         self.environment = os.environ | {
             "GIT_CONFIG_GLOBAL": str(configuration),
@@ -77,8 +93,8 @@ class Site:
         }
 
     def release(self, tag: str) -> None:
-        """Release another version of the template: its train.yaml ends with the tag."""
-        with (self.template / "template/configs/train.yaml.jinja").open("a") as file:
+        """Release another version of the template: its .gitignore ends with the tag."""
+        with (self.template / "template/.gitignore.jinja").open("a") as file:
             file.write(f"# {tag}\n")
         commit(self.template, tag, tag=tag)
 
@@ -89,20 +105,27 @@ class Site:
         git(self.project, "push", "--quiet", "origin", "HEAD:main")
 
     def run(self, *, propose: bool = False, **environment: str) -> tuple[int, str]:
-        """Run the job's last command; return its exit code and what it says, checked for traces."""
-        command = job(self.project, propose=propose)[-1]
-        if propose and self.ci == "gitlab":
-            environment = {"TEMPLATE_TOKEN": "secret", **environment}
-        before = self.state()
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.project,
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-        )
+        """Run the jobs' commands; return the exit code and what they say, checked for traces."""
+        before, said, bundle = self.state(), "", self.record.with_name("update.bundle")
+        seen = Path(f"{self.record}.seen")
+        bundle.unlink(missing_ok=True)
+        for command, token in jobs(self.project, propose=propose):
+            if "pip" in command.partition("copier")[0]:
+                assert not token or "env -u TEMPLATE_TOKEN" in command
+                continue
+            done = subprocess.run(
+                ["bash", "-ec", command.replace("/tmp/update.bundle", str(bundle))],
+                cwd=self.project,
+                env=self.environment | {"RUNNER_TEMP": str(bundle.parent)} | token | environment,
+                capture_output=True,
+                text=True,
+            )
+            said += done.stdout + done.stderr
+            if done.returncode:
+                break
         assert self.state() == before, "the job leaves the project as it was"
-        return done.returncode, done.stdout + done.stderr
+        assert not seen.exists() or TOKEN not in seen.read_text(), "Copier could read the token"
+        return done.returncode, said
 
     def state(self) -> tuple[object, ...]:
         """Return all that the job must not touch."""
@@ -125,14 +148,19 @@ class Site:
         return said[1:]
 
 
-def job(project: Path, *, propose: bool) -> list[str]:
-    """Return the commands of the CI job."""
+def jobs(project: Path, *, propose: bool) -> list[tuple[str, dict[str, str]]]:
+    """Return the commands of the CI jobs, each with the variables in which it has the token."""
     if (project / ".gitlab-ci.yml").exists():
         template = yaml.safe_load((project / ".gitlab-ci.yml").read_text())["template"]
-        return [*template["before_script"], *template["script"]]
+        token = {"TEMPLATE_TOKEN": TOKEN} if propose else {}
+        return [(line, token) for line in [*template["before_script"], *template["script"]]]
     workflow = yaml.safe_load((project / ".github/workflows/template.yml").read_text())
-    steps = workflow["jobs"]["propose" if propose else "tell"]["steps"]
-    return [step["run"] for step in steps if "run" in step]
+    chosen = [workflow["jobs"][name] for name in (("prepare", "propose") if propose else ("tell",))]
+    assert not any("env" in each for each in (workflow, *chosen)), (
+        "a step's own, where it is needed"
+    )
+    steps = [step for each in chosen for step in each["steps"] if "run" in step]
+    return [(step["run"], dict.fromkeys(step.get("env", {}), TOKEN)) for step in steps]
 
 
 @pytest.fixture
@@ -147,21 +175,22 @@ both = pytest.mark.parametrize("site", ["github", "gitlab"], indirect=True)
 @both
 def test_the_job_installs_a_copier_and_runs_the_script(site: Site) -> None:
     for propose in (False, True):
-        install, script = job(site.project, propose=propose)
+        install, script, *_ = [line for line, _ in jobs(site.project, propose=propose)]
         requirement = Requirement(install.split('"')[1])
         assert QUESTIONNAIRE["_min_copier_version"] in requirement.specifier
         assert "9.0.0" not in requirement.specifier and "10.0.0" not in requirement.specifier
-        assert script.startswith("bash scripts/template.sh")
+        assert "bash scripts/template.sh" in script
         assert (site.project / "scripts/template.sh").exists()
 
 
 def test_only_the_job_that_proposes_may_write(site: Site) -> None:
     workflow = yaml.safe_load((site.project / ".github/workflows/template.yml").read_text())
-    assert workflow["permissions"] == {}
-    assert workflow["jobs"]["tell"]["permissions"] == {"contents": "read"}
+    for name in ("tell", "prepare"):
+        assert workflow["jobs"][name]["permissions"] == {"contents": "read"}
     assert "schedule" in workflow[True], "YAML 1.1 reads `on` as true"
-    conditions = [workflow["jobs"][name]["if"] for name in ("tell", "propose")]
+    conditions = [workflow["jobs"][name]["if"] for name in ("tell", "prepare")]
     assert conditions == [f"vars.TEMPLATE_PULL_REQUESTS {sign} 'true'" for sign in ("!=", "==")]
+    assert workflow["jobs"]["propose"]["needs"] == "prepare"
 
 
 def test_the_commands_of_the_readme(site: Site) -> None:
@@ -204,7 +233,7 @@ def test_a_proposal_is_one_commit_on_one_branch_with_one_request(site: Site) -> 
         git(site.origin, "log", "--format=%s", f"main..{BRANCH}")
         == "Update the template to v2.0.0\n"
     )
-    assert site.proposed("configs/train.yaml").endswith("# v2.0.0\n")
+    assert site.proposed(".gitignore").endswith("# v2.0.0\n")
     assert len(site.requests()) == 1 and "Update the template to v2.0.0" in site.requests()[0]
     assert "main" in site.requests()[0].split() or "merge_request.target=main" in site.requests()[0]
 
@@ -259,8 +288,8 @@ def test_what_somebody_pushed_to_the_branch_stays(site: Site) -> None:
 
 @both
 def test_conflicts_deletions_and_new_questions_are_named(site: Site) -> None:
-    settings = (site.project / "configs/train.yaml").read_text()
-    site.edit("configs/train.yaml", settings + "# ours\n")
+    settings = (site.project / ".gitignore").read_text()
+    site.edit(".gitignore", settings + "# ours\n")
     (site.template / "template/README.md.jinja").unlink()
     questionnaire = site.template / "copier.yml"
     questionnaire.write_text(questionnaire.read_text() + "\ncolour:\n  type: str\n  default: red\n")
@@ -270,13 +299,12 @@ def test_conflicts_deletions_and_new_questions_are_named(site: Site) -> None:
     assert "CONFLICTS: update the template to v2.0.0" in text
     assert "Draft: " in text or site.ci == "github"
     assert (
-        "Do not merge this as it is" in text
-        and "to be settled on this branch: configs/train.yaml" in text
+        "Do not merge this as it is" in text and "to be settled on this branch: .gitignore" in text
     )
     assert "These files go, with all that you edited in them: README.md." in text
     assert "New questions got their defaults: colour." in text
-    assert "<<<<<<<" in site.proposed("configs/train.yaml")
-    assert "# ours" in site.proposed("configs/train.yaml")
+    assert "<<<<<<<" in site.proposed(".gitignore")
+    assert "# ours" in site.proposed(".gitignore")
 
 
 def test_a_migration_needs_a_person(site: Site) -> None:
@@ -303,6 +331,7 @@ def test_a_template_out_of_reach(site: Site, propose: bool) -> None:
 
 
 def test_a_project_without_answers_or_remote(site: Site) -> None:
+    site.release("v2.0.0")
     git(site.project, "remote", "set-url", "origin", "file:///nowhere")
     code, said = site.run(propose=True)
     assert code == 1 and "git cannot read the remote 'origin' of this project: fatal: " in said
@@ -335,7 +364,7 @@ def test_a_refused_request_is_tried_again(site: Site) -> None:
     assert git(site.origin, "branch", "--list").split() == ["*", "main"]
     warning.unlink()
     assert site.run(propose=True)[0] == 0
-    assert "# v2.0.0" in site.proposed("configs/train.yaml")
+    assert "# v2.0.0" in site.proposed(".gitignore")
 
 
 def test_a_shallow_clone_is_enough(site: Site, tmp_path: Path) -> None:
@@ -352,3 +381,35 @@ def test_a_shallow_clone_is_enough(site: Site, tmp_path: Path) -> None:
         git(site.origin, "log", "--format=%s", f"main..{BRANCH}")
         == "Update the template to v2.1.0\n"
     )
+
+
+class Asks(BaseHTTPRequestHandler):
+    """A server that asks for a login, and then refuses it."""
+
+    logins: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        """Note the login."""
+        login = self.headers.get("Authorization", "")
+        if login:
+            self.logins.append(base64.b64decode(login.removeprefix("Basic ")).decode())
+        self.send_response(403 if login else 401)
+        self.send_header("WWW-Authenticate", 'Basic realm="git"')
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_git_gets_the_token_from_gh(site: Site) -> None:
+    """The checkout keeps none, so a private repository asks for it."""
+    site.release("v2.0.0")
+    with HTTPServer(("127.0.0.1", 0), Asks) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/ada/project.git"
+        git(site.project, "remote", "set-url", "origin", address)
+        code, said = site.run(propose=True)
+        server.shutdown()
+    assert code == 1 and "git cannot read the remote 'origin' of this project: fatal: " in said
+    assert Asks.logins == [f"x:{TOKEN}"]
+    assert TOKEN not in (site.project / ".git/config").read_text()

@@ -4,6 +4,9 @@ The histories are real: a repository with two tagged releases of the template, a
 commits of its own.
 """
 
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,10 @@ from renderer import copy_template
 from variants import pairwise_variants
 
 ANSWERS = {"package_name": "demo", "partition": "gpu", "modules": "cuda/12.4"}
-# Copier's own record, what is the user's from the first day on, and a file that stayed as it was.
-UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt", "model.py")
+# Copier's own record, and a file that is full of lines of the same kind.
+UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt")
+# What is the user's from the first day on.
+OWN = ("configs/train.yaml", "src/demo/model.py", "src/demo/data.py", "src/demo/figures.py")
 
 
 @pytest.fixture(scope="session")
@@ -27,9 +32,9 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = folder / "template" / "src" / "{{ package_name }}"
     present = {path: path.read_bytes() for path in folder.rglob("template/**/*") if path.is_file()}
 
-    # The earlier state: a test set of another size, no schedule, one more module, and every file
+    # The earlier state: another number in a module, no schedule, one more module, and every file
     # ended with another line.
-    replace(package / "data.py", "synthesize(4_001, seed=2)", "synthesize(3_000, seed=2)")
+    replace(package / "plot.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
     replace(package / "train.py", '"""The training loop."""', '"""The old loop."""')
     (package / "schedule.py").unlink()
     for path in present:
@@ -53,6 +58,20 @@ def start(releases: Path, folder: Path, answers: Mapping[str, Any]) -> Path:
     return folder
 
 
+def expected(
+    releases: Path, folder: Path, project: Path, answers: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return an unedited project after its update: a fresh render, but for the files of its own."""
+    fresh = contents(render(releases, folder, answers, "v2.0.0"))
+    return fresh | {path: (project / path).read_text() for path in own(project)}
+
+
+def own(project: Path) -> list[str]:
+    """Return the paths of the files that are the user's."""
+    package = next(path.parent.name for path in project.glob("src/*/model.py"))
+    return [path.replace("demo", package) for path in OWN]
+
+
 def update(project: Path, **answers: object) -> dict[str, str]:
     """Bring a project to the present release, as `copier update` does; return its files."""
     copier.run_update(project, data=answers, defaults=True, overwrite=True, quiet=True)
@@ -74,8 +93,8 @@ def test_an_unedited_project_becomes_a_fresh_render(
 ) -> None:
     project = start(releases, tmp_path / "project", answers)
     assert "# The end of an earlier version" in (project / "README.md").read_text()
-    fresh = render(releases, tmp_path / "fresh", answers, "v2.0.0")
-    assert update(project) == contents(fresh)
+    after = expected(releases, tmp_path / "fresh", project, answers)
+    assert update(project) == after
 
 
 @pytest.mark.parametrize(
@@ -94,8 +113,8 @@ def test_answers_change_and_change_back(
 ) -> None:
     project = start(releases, tmp_path / "project", ANSWERS | before)
     for name, answers in (("there", after), ("back", before)):
-        fresh = render(releases, tmp_path / name, ANSWERS | before | answers, "v2.0.0")
-        assert update(project, **answers) == contents(fresh)
+        due = expected(releases, tmp_path / name, project, ANSWERS | before | answers)
+        assert update(project, **answers) == due
         commit(project, f"Updated {name}")
 
 
@@ -104,7 +123,8 @@ def test_edits_are_kept(project: Path) -> None:
     package = project / "src" / "demo"
     model = '"""Our network."""\n\nfrom torch import nn\n\n\ndef build() -> nn.Module: ...\n'
     (package / "model.py").write_text(model)
-    replace(package / "data.py", "MEAN, DEVIATION = 33.3, 78.6", "MEAN, DEVIATION = 0.0, 255.0")
+    replace(package / "plot.py", '"""Curves of runs', '"""Our curves')
+    (package / "figures.py").unlink()
     script = project / "slurm" / "train_multi_node.sbatch"
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
     replace(script, "load_module cuda/12.4\n", "load_module cuda/12.9\nload_module nccl/2.27\n")
@@ -118,12 +138,14 @@ def test_edits_are_kept(project: Path) -> None:
     edited = contents(project)
 
     updated = update(project)
-    assert (package / "model.py").read_text() == model
+    for name in ("src/demo/model.py", "src/demo/data.py", "configs/train.yaml"):
+        assert updated[name] == edited[name], "nothing changes in a file that is the user's"
+    assert "src/demo/figures.py" in updated, "one that is missing is made again"
     # Their line and ours in the same file.
-    assert "MEAN, DEVIATION = 0.0, 255.0" in updated["src/demo/data.py"]
-    assert "synthesize(4_001, seed=2)" in updated["src/demo/data.py"]
+    assert '"""Our curves' in updated["src/demo/plot.py"]
+    assert "FEW_VALUES = 20" in updated["src/demo/plot.py"]
     assert '"""The training loop."""' in updated["src/demo/train.py"]
-    for name in ("slurm/train_multi_node.sbatch", "configs/train.yaml", "README.md"):
+    for name in ("slurm/train_multi_node.sbatch", "README.md"):
         kept = edited[name].replace("# The end of an earlier version", "")
         assert updated[name].rstrip() == kept.rstrip()
     assert updated["slurm/site.sh"] == edited["slurm/site.sh"]
@@ -139,9 +161,57 @@ def test_edits_are_kept(project: Path) -> None:
 
 
 def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
-    data = project / "src" / "demo" / "data.py"
-    replace(data, "synthesize(3_000, seed=2)", "synthesize(50, seed=9)")
-    commit(project, "Our own test set")
-    text = update(project)["src/demo/data.py"]
-    assert "<<<<<<<" in text and "synthesize(50, seed=9)" in text and "4_001" in text
-    assert "UU src/demo/data.py" in git(project, "status", "--porcelain")
+    replace(project / "src/demo/plot.py", "FEW_VALUES = 15", "FEW_VALUES = 7")
+    commit(project, "Our own number")
+    text = update(project)["src/demo/plot.py"]
+    assert "<<<<<<<" in text and "FEW_VALUES = 7" in text and "FEW_VALUES = 20" in text
+    assert "UU src/demo/plot.py" in git(project, "status", "--porcelain")
+
+
+def copier_says(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `copier` as a user does."""
+    command = [sys.executable, "-m", "copier", *arguments, "--defaults"]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True)
+
+
+def test_another_package_name_is_refused(project: Path) -> None:
+    before = contents(project)
+    for answers in ({"package_name": "other"}, ANSWERS | {"package_name": "other"}):
+        with pytest.raises(ValueError, match=r"package_name.*must stay demo: .*docs/updating.md"):
+            update(project, **answers)
+    assert contents(project) == before and not git(project, "status", "--porcelain")
+    # Another title is no other package.
+    assert "# Other" in update(project, project_name="Other")["README.md"]
+
+
+def test_what_is_said_after_an_update(project: Path) -> None:
+    obsolete = "src/demo/obsolete.py"
+    (project / obsolete).write_text("ours = True\n")
+    commit(project, "Our own work")
+    done = copier_says(project, "update", "--data", "trackers=[mlflow]")
+    assert done.returncode == 0 and "Warning" not in done.stderr
+    # It names no file, but has the command that does.
+    (command,) = re.findall(r"^ +git (diff .*)", done.stderr, re.MULTILINE)
+    assert obsolete in git(project, *command.split()).split()
+    # What the settings do not follow by themselves.
+    assert "    trackers: [mlflow]\n" in done.stderr
+    replace(project / "configs/train.yaml", "trackers: [tensorboard]", "trackers: [mlflow]")
+    commit(project, "Updated")
+    done = copier_says(project, "update")
+    assert "If it lists nothing, the\nproject was up to date" in done.stderr
+    assert "trackers" not in done.stderr
+    assert not git(project, "status", "--porcelain")
+
+
+def test_recopy_keeps_what_is_the_users_and_nothing_else(project: Path) -> None:
+    for name in ("README.md", *OWN):
+        (project / name).write_text("ours: true\n")
+    copier.run_recopy(project, defaults=True, overwrite=True, quiet=True)
+    after = contents(project)
+    assert [name for name in ("README.md", *OWN) if after[name] == "ours: true\n"] == list(OWN)
+
+
+def test_a_copy_warns_of_nothing(releases: Path, tmp_path: Path) -> None:
+    """Copier would, if the questions asked for the answers of a project that is not there."""
+    done = copier_says(tmp_path, "copy", str(releases), "fresh")
+    assert done.returncode == 0 and "Warning" not in done.stderr

@@ -5,6 +5,7 @@ mistyped flag answer at once.
 """
 
 import difflib
+import errno
 import io
 import logging
 import os
@@ -205,6 +206,12 @@ def main() -> None:
         if isinstance(error, UsageError):
             # It may quote a file of another user's.
             print(f"error: {printable(str(error))}", file=sys.stderr)
+        elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            print(
+                f"error: {printable(str(error.filename))}: a name in it is too long for the file "
+                "system, which takes 255 bytes",
+                file=sys.stderr,
+            )
         elif (
             isinstance(error, ModuleNotFoundError)
             and error.name

@@ -4,7 +4,8 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO
@@ -31,6 +32,16 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
         temporary.unlink(missing_ok=True)
         raise
     sync_names(path.parent)
+
+
+def set_aside(paths: Sequence[Path], folder: Path) -> Path:
+    """Move what is in a folder to a new one in it, `earlier-1` or the next number; return that."""
+    place = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
+    for path in paths:
+        moved = place / path.relative_to(folder)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, moved)
+    return place
 
 
 def sync_names(folder: Path) -> None:

@@ -16,7 +16,8 @@ import torch
 import tyro
 from torch.utils.data import Dataset, IterableDataset
 
-from . import checkpoint, data, model, nested
+from . import data, model, nested, restore
+from .checkpoint import Checkpoints
 from .config import Settings, load_yaml
 from .distributed import World, autocast, joined, set_up_logging
 from .errors import UsageError
@@ -78,7 +79,7 @@ def load(
     path = _checkpoint(Path(source), which)
     folder = path.parent.parent
     settings = settings or load_yaml(folder / "config.yaml")
-    state = checkpoint.load(path)
+    state = restore.load(path)
     learner = model.Model(settings)
     built = learner.build()
     modules = {"network": built} if isinstance(built, torch.nn.Module) else built
@@ -99,7 +100,7 @@ def load(
 def _checkpoint(source: Path, which: str) -> Path:
     if not source.is_dir():
         return source
-    checkpoints = checkpoint.Checkpoints(source / "checkpoints")
+    checkpoints = Checkpoints(source / "checkpoints")
     found = checkpoints.best() if which == "best" else checkpoints.latest()
     if found is None:
         raise UsageError(f"{source} has no {which} checkpoint: name a run folder that has one")

@@ -6,16 +6,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import checkpoint
+from .checkpoint import parameters_sha256
 from .config import Settings
 from .distributed import World
 from .ema import Average
 from .errors import UsageError
 from .optimizer import load_optimizer, options_of
+from .restore import weights
 from .strategy import distribute
 
 if TYPE_CHECKING:
@@ -121,31 +121,26 @@ class Networks:
                 return numbered[number] if number < len(numbered) else None
         return None
 
-    def load(self, state: Mapping[str, Any], path: Path) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Take over the `state` of a checkpoint.
 
         Raises:
-            UsageError: it is of other networks or optimizers.
+            RuntimeError, ValueError: it is of other networks or optimizers.
+            KeyError, TypeError, AttributeError: it is none.
         """
-        try:
-            _load_modules(self.modules, state["networks"])
-            if self.average:
-                # A run that had none begins its averages where it is.
-                _load_modules(self.average.networks, state["averages"] or state["networks"])
-            if set(self.optimizers) != set(state["optimizers"]):
-                raise ValueError(f"it has the optimizers {', '.join(state['optimizers'])}")
-            for name, optimizer in self.optimizers.items():
-                load_optimizer(
-                    optimizer,
-                    state["optimizers"][name],
-                    state["optimizer_options"][name],
-                    state["optimizer_classes"][name],
-                )
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): choose another "
-                "--run-dir, or bring back the model that it was saved from"
-            ) from None
+        _load_modules(self.modules, state["networks"])
+        if self.average:
+            # A run that had none begins its averages where it is.
+            _load_modules(self.average.networks, state["averages"] or state["networks"])
+        if set(self.optimizers) != set(state["optimizers"]):
+            raise ValueError(f"it has the optimizers {', '.join(state['optimizers'])}")
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(
+                optimizer,
+                state["optimizers"][name],
+                state["optimizer_options"][name],
+                state["optimizer_classes"][name],
+            )
 
 
 def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401
@@ -206,7 +201,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     Raises:
         UsageError: there is no such file, or it does not fit.
     """
-    path, states = checkpoint.weights(Path(source))
+    path, states = weights(Path(source))
     if len(states) == len(modules) == 1:
         states = dict(zip(modules, states.values(), strict=True))
     for name, module in modules.items():
@@ -217,11 +212,11 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
             if key in mine and mine[key].shape == value.shape
         }
         left = [key for key in mine if key not in fitting]
-        if (left and not partial) or not fitting:
+        misfits = [*left, *(key for key in theirs if key not in mine)]
+        if (misfits and not partial) or not fitting:
             raise UsageError(
-                f"init_from {path} does not fit {name}: it lacks {', '.join(left[:3])}"
-                f"{' and more' if len(left) > 3 else ''}, or has other shapes; "
-                "--init-partial takes what fits"
+                f"init_from {path} does not fit {name} at {', '.join(misfits[:3])}"
+                f"{' and more' if len(misfits) > 3 else ''}: --init-partial takes what fits"
             )
         module.load_state_dict(fitting, strict=False)
         log.info("%s starts from %s: %d of %d tensors", name, path, len(fitting), len(mine))
@@ -231,19 +226,10 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:
     """Return a digest of all parameters and buffers; every rank must call this."""
-    return checkpoint.parameters_sha256(
+    return parameters_sha256(
         {
             f"{name}.{key}": value
             for name, m in modules.items()
             for key, value in m.state_dict().items()
         }
     )
-
-
-def without_gradients(modules: Mapping[str, nn.Module], world: World) -> None:
-    """Put networks into evaluation mode, with rank 0's batch statistics, as checkpoints have."""
-    for module in modules.values():
-        if world.size > 1:
-            for buffer in module.buffers():
-                torch.distributed.broadcast(buffer, src=0)
-        module.eval()

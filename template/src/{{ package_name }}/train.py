@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import checkpoint, data, model, run_lock
+from . import data, model, restore, run_lock
 from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints
 from .config import Settings
@@ -431,21 +431,33 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
-        # Rank 0 looks, so that all ranks take the same one.
-        found = self.world.on_main(lambda: checkpoint.find(self.settings.resume, self.run_dir))
+        found = restore.load_first(
+            restore.candidates(self.settings.resume, self.run_dir), self.networks.like, self.world
+        )
         if found is None:
             return
-        state = checkpoint.load(found, self.networks.like)
-        self.networks.load(state, found)
-        self.position = Position.from_dict(state["position"])
-        if state["samples_per_step"] != self.samples_per_step:
-            # The batches that each rank would have had by now.
-            self.position.epoch_steps = self.position.consumed // self.samples_per_step
-        self.meter.resume(state["meter"], self.world)
+        path, state = found
+        try:
+            self.networks.load(state)
+            self.position = Position.from_dict(state["position"])
+            if state["samples_per_step"] != self.samples_per_step:
+                # The batches that each rank would have had by now.
+                self.position.epoch_steps = self.position.consumed // self.samples_per_step
+            self.meter.resume(state["meter"], self.world)
+            self.line_count = state["line_count"]
+            announce_resume(path, state, self.settings, self.world)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): choose another "
+                "--run-dir, or bring back the model that it was saved from"
+            ) from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{path} was not saved by this version of the project ({type(error).__name__}: "
+                f"{error}): choose another --run-dir, or bring back the version that saved it"
+            ) from None
         self.resumed_from = self.position.step
-        self.line_count = state["line_count"]
-        self.saver.go_on_from(found, self.position.step)
-        announce_resume(found, state, self.settings, self.world)
+        self.saver.go_on_from(path, self.position.step)
 
 
 def _sizes(window: list[Loaded]) -> tuple[int, int]:

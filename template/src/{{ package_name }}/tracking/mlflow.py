@@ -31,6 +31,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ..nested import length, map_tensors
 from . import Backend, History, Run, Status
+from .fanout import without_secrets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -320,7 +321,7 @@ def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: AN
     try:
         save(serialization_format="pt2", pip_requirements=needed)
     except Exception as error:  # torch.export does not say what it raises
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = without_secrets(str(error) or type(error).__name__).splitlines()[0]
         log.warning("the network can't be exported as a graph, so it is pickled: %s", reason)
         shutil.rmtree(folder, ignore_errors=True)
         # What the code needs MLflow finds out by itself.

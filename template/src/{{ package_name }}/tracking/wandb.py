@@ -15,6 +15,7 @@ import numpy as np
 import wandb
 
 from . import Backend, History, Run, Status
+from .fanout import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Tracker(Backend):
             log.warning(
                 "W&B can't be used (%s), so this run is offline; 'python -m %s sync %s' sends "
                 "it later",
-                str(error).splitlines()[0],
+                without_secrets(str(error)).splitlines()[0],
                 __name__.partition(".")[0],
                 run.directory,
             )
