@@ -48,7 +48,7 @@ BAD: dict[str, list[Any]] = {
     ],
     "memory": ["64GB", "64 G", "-1", "G", "1.5G", "64G\n", "$(id)", "01G", LONG],
     "gpu_type": [*INJECTIONS, "gpu:a100", "a100:4", "4"],
-    "nodes": [0, 1, -3, "two", 2.5, 5000, "", True],
+    "nodes": [0, 1, -3, "two", 2.5, 5000, "", True, "9" * 5000],
     "gpus_per_node": [0, 17, "a100:4", 1.5],
     "cpus_per_task": [0, 257, "x"],
     "signal_lead_seconds": [0, 10, 4000, "x", 3600],

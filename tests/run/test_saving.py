@@ -196,17 +196,19 @@ def test_all_ranks_take_the_same_checkpoint(
 
     folder = checkpoint.Checkpoints(tmp_path / "checkpoints")
     assert folder.save(STATE, 1) and folder.save(STATE, 2)
-    answers = [restore.UnreadableError("of another rank")]
+    answers: list[Exception] = []
     monkeypatch.setattr(
         saver.world, "gather", lambda own: [own, answers.pop() if answers else None]
     )
 
-    def first() -> tuple[Path, dict[str, Any]] | None:
-        found = restore.candidates("auto", tmp_path)
+    def first(resume: str = "auto", run: str = "") -> tuple[Path, dict[str, Any]] | None:
+        found = restore.candidates(resume, tmp_path / run)
         return restore.load_first(found, lambda *_: None, saver.world)
 
-    loaded = first()
-    assert loaded and loaded[0] == folder.path(1)
+    for where in ((), (str(tmp_path), "another")):
+        answers[:] = [restore.UnreadableError("of another rank")]
+        loaded = first(*where)
+        assert loaded and loaded[0] == folder.path(1)
     answers[:] = [restore.UnreadableError(f"{number}") for number in (1, 2)]
     with pytest.raises(restore.UnreadableError, match="2"):
         first()

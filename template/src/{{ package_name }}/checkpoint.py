@@ -172,7 +172,7 @@ class Checkpoints:
 
 def step_of(name: str) -> int | None:
     """Return the step of a checkpoint by its file's name, None if that is no checkpoint's."""
-    found = re.fullmatch(r"step-(\d{8}|[1-9]\d{8,})\.pt", name)
+    found = re.fullmatch(r"step-([0-9]{8}|[1-9][0-9]{8,17})\.pt", name)
     return int(found[1]) if found else None
 
 

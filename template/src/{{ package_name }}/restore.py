@@ -50,25 +50,26 @@ def candidates(resume: str, run_dir: Path) -> Iterator[Path]:
             f"resume is never, but {run_dir} holds step {steps[0]} of an earlier run: choose "
             "another --run-dir, or --resume auto"
         )
-    path = None
-    for path in own.undamaged():
-        yield path
+    found = None
+    for found in own.undamaged():
+        yield found
     if resume in ("auto", "never"):
-        if steps and not path:
+        if steps and not found:
             log.warning("no checkpoint in %s can be read: starting from step 0", own.folder)
         return
-    path = Path(resume)
+    path, found = Path(resume), None
     if patiently(path.is_dir, path):
         inner = path / "checkpoints"
-        found = Checkpoints(inner if inner.is_dir() else path).newest()
-    else:
-        found = path if path.is_file() and not patiently(partial(find_fault, path), path) else None
+        for found in Checkpoints(inner if inner.is_dir() else path).undamaged():
+            yield found
+    elif path.is_file() and not patiently(partial(find_fault, path), path):
+        found = path
+        yield found
     if not found:
         raise UsageError(
             f"resume is '{resume}', which is no readable checkpoint: give a step-*.pt file, a run "
             "folder that has some, auto or never"
         )
-    yield found
 
 
 def load_first(
