@@ -223,6 +223,7 @@ def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_pa
     [
         ("validation/loss minimize", "x minimize", "was begun to minimize validation/loss"),
         ("", "validation/accuracy minimize", "was begun to maximize validation/accuracy"),
+        ("x", "", "--metric and --direction belong together: give both, or neither"),
         ("x maximize", "", "has no 'x': set --metric to what it has of each validation: vali"),
     ],
 )

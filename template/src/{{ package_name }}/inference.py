@@ -16,12 +16,12 @@ import torch
 import tyro
 from torch.utils.data import Dataset, IterableDataset
 
-from . import checkpoint, data, model, nested
+from . import checkpoint, data, nested
 from .config import Settings, load_yaml
 from .distributed import World, autocast, joined, set_up_logging
 from .errors import UsageError
 from .files import write_atomically
-from .learner import Learner
+from .learner import Learner, model_class
 from .sharding import evaluation_batches
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def load(
     folder = path.parent.parent
     settings = settings or load_yaml(folder / "config.yaml")
     state = checkpoint.load(path)
-    learner = model.Model(settings)
+    learner = model_class()(settings)
     built = learner.build()
     modules = {"network": built} if isinstance(built, torch.nn.Module) else built
     states = state["averages"] or state["networks"]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from . import nested
 from .config import Settings
+from .errors import UsageError
 from .schedule import lr_factor
 from .strategy import blocks
 
@@ -22,6 +23,24 @@ Networks = Any
 """What `build` returned: a module, or a dictionary of modules by name."""
 Batch = Any
 """What the data set and its collate give, with its tensors on this rank's device."""
+
+
+def model_class() -> "type[Learner]":
+    """Return the class of model.py that says what is trained.
+
+    Raises:
+        UsageError: there is none, as in projects from before there were learners.
+    """
+    from . import model
+
+    found = getattr(model, "Model", None)
+    if not (isinstance(found, type) and issubclass(found, Learner)):
+        raise UsageError(
+            "model.py has no 'class Model(Learner)', whose methods say what is trained: "
+            "learner.py has the methods, and docs/own-model.md in the repository of the template "
+            "says how functions of an earlier model.py become methods"
+        )
+    return found
 
 
 class Learner:
