@@ -43,6 +43,38 @@ def model_class() -> "type[Learner]":
     return found
 
 
+def checked_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
+    """Return what `loss` returned.
+
+    Raises:
+        UsageError: it is no scalar.
+    """
+    if not isinstance(value, Tensor) or value.dim():
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise UsageError(
+            f"the loss in model.py returned {what!s:.80}: it must be the mean over the batch, "
+            "a tensor of shape ()"
+        )
+    return value
+
+
+def checked_weight(learner: "Learner", batch: Batch) -> int:
+    """Return how much a batch counts.
+
+    Raises:
+        UsageError: `weigh` returned no whole number.
+    """
+    weight = learner.weigh(batch)
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    if not isinstance(weight, int | float) or weight % 1 or weight < 0:
+        raise UsageError(
+            f"weigh in model.py returned {weight!s:.80}: it must be a whole number, such as of "
+            "tokens"
+        )
+    return int(weight)
+
+
 class Learner:
     """A kind of training. model.py subclasses it as `Model`, with `build`, `optimizers`, `loss`.
 
@@ -106,7 +138,7 @@ class Learner:
         A tensor of any shape is summed over all batches and ranks. A tuple holds the arguments of
         `update` of the object in `metrics` with the same name.
         """
-        return {"loss": self.loss(networks, batch) * self.weigh(batch)}
+        return {"loss": checked_loss(self.loss(networks, batch)) * self.weigh(batch)}
 
     def metrics(self) -> Mapping[str, Any]:
         """Return objects with `update` and `compute`, such as torchmetrics', for each evaluation.

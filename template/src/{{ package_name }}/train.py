@@ -24,7 +24,7 @@ from .distributed import (
 )
 from .errors import UsageError
 from .evaluation import Evaluation, Evaluator
-from .learner import Learner, model_class
+from .learner import Learner, checked_weight, model_class
 from .metrics import Meter
 from .nested import to_device
 from .networks import Networks, digest
@@ -200,10 +200,11 @@ class Trainer:
         step = position.step
         while True:
             seed_torch("samples", self.settings.seed, self.world.rank, step)
-            yield [
-                Loaded(batch, samples, self.learner.weigh(batch) if self.weighs else samples)
-                for samples, batch in islice(batches, accumulate)
-            ]
+            window = []
+            for samples, batch in islice(batches, accumulate):
+                weight = checked_weight(self.learner, batch) if self.weighs else samples
+                window.append(Loaded(batch, samples, weight))
+            yield window
             step += 1
 
     def _next(self, windows: Iterator[list[Loaded]]) -> list[Loaded]:
