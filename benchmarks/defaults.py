@@ -12,7 +12,10 @@ from .steps import BATCHES, STEPS, ours
 # In model.py, by what it is called: the text that is there, and what takes its place.
 CHANGES = {
     "channels first": ("torch.channels_last", "torch.contiguous_format"),
-    "fused optimizer": ("momentum=settings.momentum,", "momentum=settings.momentum, fused=True,"),
+    "fused optimizer": (
+        "momentum=self.settings.momentum,",
+        "momentum=self.settings.momentum, fused=True,",
+    ),
 }
 FLAGS = {
     "torch.compile": "--compile",

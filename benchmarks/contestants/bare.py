@@ -19,7 +19,7 @@ generator = torch.Generator(where).manual_seed(0)
 while not done:
     order = torch.randperm(len(targets), device=where, generator=generator)[rank::size]
     for batch in order.split(batch_size())[:-1]:
-        loss(ddp(inputs[batch]), targets[batch]).backward()
+        loss(ddp, inputs[batch], targets[batch]).backward()
         clip(plain)
         update.step()
         update.zero_grad()

@@ -73,7 +73,7 @@ class Rank0(train.Trainer):
     reduced = 0
 
     def _train_step(self, *arguments: object) -> None:
-        if not self.step:
+        if not self.position.step:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, behind set-up's
         if os.environ["BENCHMARK_EACH"] == "yes":
             record("own/number", 1.0, "each")
@@ -110,8 +110,8 @@ def pretend() -> None:
         future.set_result(bucket.buffer())
         return future
 
-    def hooked(network: nn.Module) -> DistributedDataParallel:
-        wrapped = replicate(network)
+    def hooked(network: nn.Module, find_unused: bool) -> DistributedDataParallel:
+        wrapped = replicate(network, find_unused)
         wrapped.register_comm_hook(None, unreduced)
         return wrapped
 
@@ -160,12 +160,13 @@ def sharding(world: World) -> Figures:
 
 def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures]:
     """Spread a network and take a step; return what a checkpoint would save, too."""
+    learner = model.Model(settings)
     for _ in range(2):  # the first one imports
         network = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         clock = Clock()
         with clock:
-            called = strategy.distribute(network, settings, world)
-    optimizer = model.build_optimizer(network, settings)
+            called = strategy.distribute(network, learner.units, settings, world)
+    optimizer = learner.optimizers(network)
     called(torch.ones(1, WIDTH)).sum().backward()
     optimizer.step()
     state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}

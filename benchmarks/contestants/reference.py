@@ -56,7 +56,7 @@ def main() -> None:
         for step, (inputs, targets) in enumerate(batches):
             inputs, targets = inputs.to(where), targets.to(where)
             update.zero_grad()
-            value = loss(ddp(inputs), targets)
+            value = loss(ddp, inputs, targets)
             value.backward()
             clip(plain)
             update.step()

@@ -18,7 +18,7 @@ clock, done = Clock(), False
 while not done:
     for inputs, targets in loader:
         update.zero_grad()
-        accelerator.backward(loss(model(inputs), targets))
+        accelerator.backward(loss(model, inputs, targets))
         accelerator.clip_grad_norm_(model.parameters(), SETTINGS.clip_norm)
         update.step()
         if done := clock.step():

@@ -19,7 +19,7 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
         inputs, targets = batch
-        return loss(self.network(inputs), targets)
+        return loss(self.network, inputs, targets)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.network)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 from demo import mnist, model
-from demo.config import Settings
 from demo.data import Digits
+from demo.settings import Settings
 from torch import Tensor, nn
 
 SETTINGS = Settings()
+LEARNER = model.Model(SETTINGS)
 
 
 def batch_size() -> int:
@@ -42,12 +43,12 @@ def images() -> tuple[Tensor, Tensor]:
 def network() -> nn.Module:
     """Return the project's network."""
     torch.manual_seed(0)
-    return model.build()
+    return LEARNER.build()
 
 
 def optimizer(of: nn.Module) -> torch.optim.Optimizer:
     """Return the project's optimizer."""
-    return model.build_optimizer(of, SETTINGS)
+    return LEARNER.optimizers(of)
 
 
 def clip(of: nn.Module) -> None:
@@ -55,9 +56,9 @@ def clip(of: nn.Module) -> None:
     nn.utils.clip_grad_norm_(of.parameters(), SETTINGS.clip_norm)
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the project's loss."""
-    return model.loss(outputs, targets, SETTINGS.label_smoothing)
+def loss(of: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the project's loss of a batch."""
+    return LEARNER.loss(of, (inputs, targets))
 
 
 class Clock:

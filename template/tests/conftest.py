@@ -18,7 +18,7 @@ QUICK = ["--dataset=synthetic", "--device=cpu", "--trackers=none"]
 QUICK += ["--max-steps=40", "--checkpoint-every=10"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def package() -> Callable[[str], ModuleType]:
     """Return what imports a module of the package."""
     return lambda name: importlib.import_module(f"{PACKAGE}.{name}")

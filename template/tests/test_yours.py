@@ -1,21 +1,85 @@
 """Your model and your data fit each other and the loop: run these after each change to them."""
 
+import dataclasses
+import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 Package = Callable[[str], ModuleType]
+CONFIG = Path(__file__).parents[1] / "configs" / "train.yaml"
 
 
-def test_a_batch_goes_through_the_network_and_back(package: Package) -> None:
-    datasets = package("data").load(package("config").Settings(dataset="synthetic"))
-    model, sharding = package("model"), package("sharding")
-    inputs, targets = next(iter(sharding.evaluation_batches(datasets.test, 8, 0, 1, 0)))
-    network = model.build()
-    outputs = network(inputs)
-    loss = model.loss(outputs, targets, label_smoothing=0.1)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert all(parameter.grad is not None for parameter in network.parameters())
-    assert 0 <= int(model.count_correct(outputs, targets)) <= len(targets)
+class Yours(NamedTuple):
+    """What a training on one CPU begins with."""
+
+    learner: Any
+    networks: Any
+    datasets: Any
+    settings: Any
+    world: Any
+
+
+@pytest.fixture(scope="module")
+def yours(package: Package) -> Yours:
+    """Your learner, built as the settings in configs/train.yaml say, on the synthetic set."""
+    here = {"dataset": "synthetic", "device": "cpu", "compile": False}
+    settings = dataclasses.replace(package("config").load_yaml(CONFIG), **here)
+    world = package("distributed").World(
+        0, 1, 0, "none", torch.device("cpu"), None, ("here",), None
+    )
+    torch.manual_seed(settings.seed)
+    learner = package("learner").model_class()(settings)
+    networks = package("networks").Networks(learner, settings, world)
+    return Yours(learner, networks, package("data").load(settings), settings, world)
+
+
+def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
+    package: Package, yours: Yours
+) -> None:
+    learner, networks, datasets, settings, world = yours
+    sharding, update = package("sharding"), package("update")
+    batches = sharding.TrainBatches(datasets.train, 8, 0, 1, settings.seed, workers=0, pin=False)
+    meter = package("metrics").Meter(world.device, learner.unit)
+    loop = update.Loop(networks, settings, world, meter, lambda: None)
+    left = {
+        f"{network}.{name}": parameter
+        for network, module in networks.modules.items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    for name, parameter in left.copy().items():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: left.pop(name, None))
+    networks.set_learning_rates(learner.schedule(0.0))
+    # A few, since a step may train only some of several networks.
+    for _, (_, batch) in zip(range(8), batches.epoch(0), strict=False):
+        weight = learner.weigh(batch)
+        loop.begin([update.Weighted(batch, weight)], weight, measure_norm=False)
+        learner.train_step(loop)
+        meter.count(weight)
+    readings, _ = meter.read(world)
+    assert meter.losses and all(math.isfinite(readings[name]) for name in meter.losses)
+    if not settings.find_unused_parameters:
+        assert not left, "no part in a loss: use them, freeze them, or set find_unused_parameters"
+
+
+def test_the_metric_that_decides_the_best_checkpoint_is_measured(
+    package: Package, yours: Yours
+) -> None:
+    learner, networks, datasets, settings, world = yours
+    package("evaluation").Evaluator(learner, networks, settings, world).check(datasets.validation)
+
+
+def test_each_sample_has_a_prediction_that_json_can_have(package: Package, yours: Yours) -> None:
+    learner, networks, datasets, _, world = yours
+    batch = next(package("sharding").evaluation_batches(datasets.test, range(3), 3, 0))
+    mode = package("evaluation").evaluation_mode
+    with torch.no_grad(), mode(networks.evaluated, world):
+        found = learner.predict(networks.view(networks.evaluated), batch)
+    lines = [json.dumps(learner.describe(each)) for each in package("nested").split(found, 3)]
+    assert len(lines) == 3

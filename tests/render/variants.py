@@ -158,11 +158,11 @@ ALWAYS = (
     "tests/test_yours.py",
 )
 CORE = (
-    "__init__ __main__ announce checkpoint config curves data distributed errors evaluation "
-    "figures files heartbeat launcher metrics mnist model optimizer parts plot preemption "
-    "provenance recording report run_lock runs saving schedule seeding shard_files sharding slurm "
-    "strategy system "
-    "torchrun train votes workers tracking/__init__ "
+    "__init__ __main__ announce checkpoint config curves data distributed ema errors evaluation "
+    "export figures files heartbeat inference launcher learner metrics mnist model nested networks "
+    "optimizer parts plot position preemption provenance recording report run_lock runs saving "
+    "schedule seeding settings shard_files sharding slurm strategy sums system "
+    "torchrun train update votes workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
     "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
     "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"

@@ -120,7 +120,7 @@ def test_everything_is_there_once_of_a_resumed_run(full_project: Path, tmp_path:
 
     (run,) = runs(tmp_path / "trial")
     assert metrics(run) == logged(job)
-    names = {"train/loss", "train/lr", "train/gradient_norm", "train/images_per_second"}
+    names = {"train/loss", "train/lr", "train/gradient_norm", "train/samples_per_second"}
     names |= {"system/memory_gib", "system/cpu_percent", "validation/accuracy", "test/accuracy"}
     assert names <= logged(job).keys()
     assert 3 in logged(job)["train/loss"] and 195 in logged(job)["train/loss"]
@@ -151,7 +151,7 @@ def test_everything_is_there_once_of_a_resumed_run(full_project: Path, tmp_path:
     assert [each.weights.sum() > 100 for each in histograms] == [True, True]
     lines = [line.data for line in run.get_terminal_logs().data.values_list()[0]]
     assert any("resuming from" in line for line in lines)
-    assert any("test accuracy" in line for line in lines)
+    assert any("test: accuracy" in line for line in lines)
 
 
 def test_a_failed_run_says_why(full_project: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_failed_run_says_why(full_project: Path, tmp_path: Path) -> None:
     assert job.codes == [1]
     (run,) = runs(tmp_path / "trial")
     error = json.loads((job.run_dir / "status.json").read_text())["error"]
-    assert "the training loss is" in error
+    assert "train/loss is" in error
     assert (run["status"], run["error"], run.active) == ("failed", error, False)
     # What Aim's watcher goes by: it tells of a run whose next sign of life is overdue.
     (last,) = (tmp_path / "trial/.aim/check_ins").glob(f"{run.hash}-*-check_in-*")

@@ -21,7 +21,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 mlflow = pytest.importorskip("mlflow")
 
 SHORT = ("--trackers=mlflow", "--experiment=trial", "--max-steps=60", "--log-every=5")
-MEASURED = ("train/loss", "train/lr", "train/images_per_second", "train/gradient_norm")
+MEASURED = ("train/loss", "train/lr", "train/samples_per_second", "train/gradient_norm")
 
 
 class Reader:
@@ -149,17 +149,15 @@ def assert_rank_1_is_below_rank_0(reader: Reader) -> None:
 
 
 def assert_the_best_network_is_in_the_registry(reader: Reader, job: Job) -> None:
-    from demo import model, restore
+    from demo.inference import load
 
     (version,) = reader.client.search_model_versions("name='Digits'")
     run_id = reader.runs["trial/run"].info.run_id
     assert (version.run_id, version.tags["run"]) == (run_id, run_id)
-    images, _ = digits()
-    network = model.build().eval()
-    best = job.run_dir / "checkpoints" / (job.run_dir / "checkpoints" / "best").read_text()
-    network.load_state_dict(restore.load(best)["network"])
+    images, labels = digits()
     with torch.no_grad():
-        torch.testing.assert_close(registered()(images), network(images))
+        outputs = registered()(images)
+    torch.testing.assert_close(outputs, load(job.run_dir).predict((images, labels)))
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +190,7 @@ def test_a_run_that_is_stopped_or_fails_says_so(full_project: Path, tmp_path: Pa
     assert failed.codes == [1], failed.log
     run = Reader(uri).runs["trial/run"]
     assert (run.info.status, run.data.tags["status"]) == ("FAILED", "failed")
-    assert run.data.tags["error"].startswith("the training loss is ")
+    assert run.data.tags["error"].startswith("train/loss is ")
     # MLflow lets no parameter change.
     assert (run.data.params["lr"], run.data.tags["now.lr"]) == ("0.15", "1000000000.0")
 

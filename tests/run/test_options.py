@@ -22,23 +22,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import Settings
+from .learner import Learner
 
 
-def build() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+class Model(Learner):
+    def build(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
+    def optimizers(self, network: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(network.parameters(), lr=self.settings.lr)
 
-def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    return torch.optim.SGD(network.parameters(), lr=settings.lr)
-
-
-def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
-
-
-def count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.argmax(dim=1) == targets).sum()
+    def loss(self, network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(network(images), labels)
 """
 
 
@@ -153,7 +149,7 @@ def test_compile_compiles(project: Path, tmp_path: Path) -> None:
     assert list(cache.rglob("*.cpp")), "torch.compile wrote no kernel"
     # Names in checkpoints are the network's own.
     state = torch.load(tmp_path / "run" / "checkpoints" / "step-00000003.pt", weights_only=True)
-    assert all(name.startswith("layers.") for name in state["network"])
+    assert all(name.startswith("layers.") for name in state["networks"]["network"])
 
 
 def test_rank_0_logs_or_all_do(launch: Launch) -> None:
@@ -166,7 +162,7 @@ def test_rank_0_logs_or_all_do(launch: Launch) -> None:
 def test_a_log_file_has_plain_lines(launch: Launch) -> None:
     job = launch(1, "--max-steps=20", "--log-every=10")
     assert "\r" not in job.log and "\x1b" not in job.log
-    assert "step 10  " in job.log and "images_per_second" in job.log
+    assert "step 10  " in job.log and "samples_per_second" in job.log
 
 
 def test_a_terminal_has_a_progress_bar(project: Path, tmp_path: Path) -> None:

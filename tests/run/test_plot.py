@@ -68,14 +68,14 @@ def test_real_runs_are_drawn_and_told_apart(
     assert capsys.readouterr().out == f"{output}\n"
 
     figure = plot.figure(plot.load([root]))
-    assert list(panels(figure)) == ["loss", "accuracy", "learning rate", "images per second"]
+    assert list(panels(figure)) == ["loss", "accuracy", "lr", "samples per second"]
     assert legend(figure) == ["1 (lr 0.1, ranks 1)", "2 (lr 0.001, ranks 2)"]
     figure.set_dpi(120)
     figure.draw_without_rendering()  # now it knows where its panels are
     picture = imread(output)
     for colour in ("C0", "C1"):
         assert width_of(colour, panels(figure)["loss"], picture) > 0.8
-        assert width_of(colour, panels(figure)["learning rate"], picture) > 0.8
+        assert width_of(colour, panels(figure)["lr"], picture) > 0.8
     assert width_of("C2", panels(figure)["loss"], picture) == 0
 
     train, *_ = panels(figure)["loss"].lines
@@ -130,7 +130,7 @@ def test_smoothing_draws_what_was_measured_behind(plot: ModuleType, tmp_path: Pa
     assert list(behind.get_ydata()) == [line["train/loss"] for line in CURVE]
     assert behind.get_alpha() < 1
     assert list(before.get_ydata()) == pytest.approx(plot.smoothed(behind.get_ydata(), 0.6))
-    (rate,) = panels(figure)["learning rate"].lines
+    (rate,) = panels(figure)["lr"].lines
     assert set(rate.get_ydata()) == {0.1}
 
 

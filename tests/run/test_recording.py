@@ -11,20 +11,28 @@ from .conftest import srun
 
 RECORDS = '''
 
-def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Record something of each kind."""
-    import os
+class Model(Model):
+    """Records something of each kind."""
 
-    from .recording import record
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        import os
 
-    rank = int(os.environ["SLURM_PROCID"])
-    record("mine/mean", outputs.new_tensor(rank), weight=1 + rank)
-    record("mine/sum", 1, "sum")
-    record("mine/max", outputs.new_tensor(7 - rank), "max")
-    record("mine/each", 10 * rank, "each")
-    if rank == 1:
-        record("mine/of_one", 5)
-    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+        from .recording import record
+
+        rank = int(os.environ["SLURM_PROCID"])
+        record("mine/mean", batch[0].new_tensor(rank), weight=1 + rank)
+        record("mine/sum", 1, "sum")
+        record("mine/max", batch[0].new_tensor(7 - rank), "max")
+        record("mine/each", 10 * rank, "each")
+        if rank == 1:
+            record("of_one", 5)
+        return super().loss(network, batch)
+
+    def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        from .recording import record
+
+        record("mine/sum", 1000, "sum")
+        return super().measure(network, batch)
 '''
 # Two epochs of 58 steps on two ranks: validation comes at the end of each.
 FLAGS = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=29")
@@ -56,9 +64,12 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
         assert line["mine/mean"] == pytest.approx(2 / 3)
         # Of training alone, not of the validation between the second line and the third.
         assert line["mine/sum"] == 2 * 29
-        assert (line["mine/max"], line["mine/of_one"]) == (7, 5)
+        assert (line["mine/max"], line["train/of_one"]) == (7, 5)
         assert (line["mine/each/rank0"], line["mine/each/rank1"]) == (0, 10)
         assert line["system/memory_gib"] > 0.05
+    validated = [line for line in job.metrics() if "validation/loss" in line]
+    # Three batches on each rank, each evaluation by itself.
+    assert [line["validation/mine/sum"] for line in validated] == [6000, 6000]
     assert "mine/mean" in job.log and "system/memory_gib" not in job.log
     assert "step 116  train/loss " in job.log, "it stands first, though others came before it"
 
@@ -66,10 +77,14 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("step", 1), "another name"),
-        (("train/loss", 1), "another name"),
-        (("loss (mine)", 1), "another name"),
-        (("/mine", 1), "another name"),
+        (("train/loss", 1), "the training loop logs: rename it"),
+        (("loss", 1), "the training loop logs: rename it"),
+        (("lr/network0", 1), "the training loop logs: rename it"),
+        (("train/generator_loss", 1), "the training loop logs: rename it"),
+        (("tokens_per_second", 1), "the training loop logs: rename it"),
+        (("validation/mae", 1), "in training: 'mae' gets the split's name"),
+        (("loss (mine)", 1), "use letters, digits"),
+        (("/mine", 1), "use letters, digits"),
         (("mine", 1, "median"), "the same one of mean, sum, max, each"),
         (("first", 1, "sum"), "the same one of mean, sum, max, each"),
         (("mine", torch.ones(3)), r"\(3,\) is not one number"),

@@ -372,7 +372,7 @@ def test_an_option_of_the_optimizer_that_changed_is_used(launch: Launch, tmp_pat
     launch(2, "--max-steps=5")
     launch(2, "--max-steps=6", "--weight-decay=0.25")
     newest = max((tmp_path / "run/checkpoints").glob("step-*.pt"))
-    groups = torch.load(newest, weights_only=False)["optimizer"]["param_groups"]
+    groups = torch.load(newest, weights_only=False)["optimizers"]["optimizer"]["param_groups"]
     assert {group["momentum"] for group in groups} == {0.9}
     assert 0.25 in {group["weight_decay"] for group in groups}
 

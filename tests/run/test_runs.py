@@ -40,7 +40,8 @@ def write_run(folder: Path, **state: object) -> Path:
     folder.mkdir(parents=True)
     lives = {"status": "running", "error": None, "step": 350, "progress": 0.354, "started": NOW}
     times = {"updated": NOW, "expect_next_in": 600, "job": "77", "host": "n1"}
-    (folder / "status.json").write_text(json.dumps({**lives, **times, **state}))
+    best = {"best_metric": "validation/accuracy", "best_score": 0.9375, "best_step": 300}
+    (folder / "status.json").write_text(json.dumps({**lives, **times, **best, **state}))
     lines = [
         {"step": 300, "validation/loss": 0.2, "validation/accuracy": 0.9375},
         {"step": 350, "train/loss": 0.31},
@@ -68,8 +69,10 @@ def test_a_run_that_finished_and_one_that_was_killed(
         "test-confusion_matrix-00000030.png",
         "test-predictions-00000030.png",
     }
-    assert (whole.metric, whole.value) == ("test/accuracy", job.summary["test_accuracy"])
+    best = ("validation/accuracy", job.summary["validation_accuracy"])
+    assert (whole.metric, whole.value) == best
     assert found["killed"].status == "lost", found["killed"]
+    assert (found["killed"].metric, found["killed"].value > 0) == ("train/loss", True)
     assert found["killed"].job == "77"
 
 
@@ -136,6 +139,7 @@ def test_a_run_without_a_status_is_told_by_its_files(runs: ModuleType, tmp_path:
     found = {run.folder: run for run in runs.survey(runs.find_runs([tmp_path]), time.time())}
     old, new = found[str(tmp_path / "old")], found[str(tmp_path / "new")]
     assert (old.status, new.status, new.step, new.progress) == ("finished", "unknown", 350, None)
+    assert (new.metric, new.value) == ("train/loss", 0.31)
     assert abs(new.heard - time.time()) < PATIENCE
 
 
@@ -203,6 +207,8 @@ DAMAGED = {
     "no number": '{"status": "running", "updated": NaN}',
     "huge": '{"status": "running", "updated": 1%s}' % ("0" * 400),
     "job": '{"status": "running", "job": 77}',
+    "best": '{"status": "running", "best_metric": 7}',
+    "score": '{"status": "running", "best_score": "0.9"}',
 }
 
 

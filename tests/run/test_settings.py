@@ -20,7 +20,8 @@ def yaml_file(tmp_path: Path) -> Path:
 def test_a_flag_goes_before_the_file_and_the_file_before_the_default(
     project: Path, yaml_file: Path
 ) -> None:
-    from demo.config import Settings, parse
+    from demo.config import parse
+    from demo.settings import Settings
 
     yaml_file.write_text("epochs: 7\nlr: 1e-2\ntags: [a, b]\n")  # 1e-2 is text in YAML 1.1
     settings = parse([f"--config={yaml_file}", "--epochs", "9"])
@@ -122,7 +123,7 @@ def test_help_lists_every_flag_of_the_surface(project: Path) -> None:
 
 def test_learning_rate_follows_its_schedule_and_scaling(project: Path) -> None:
     from demo.config import Settings
-    from demo.schedule import lr_factor, peak_lr
+    from demo.schedule import lr_factor, scaling
 
     settings = Settings(warmup=0.25, schedule="linear")
     factors = [lr_factor(settings, progress) for progress in (0, 0.125, 0.25, 0.625, 1.0)]
@@ -132,6 +133,6 @@ def test_learning_rate_follows_its_schedule_and_scaling(project: Path) -> None:
     constant = Settings(warmup=0.1, schedule="constant")
     assert [lr_factor(constant, p) for p in (0.1, 0.5, 1)] == [1.0, 1.0, 1.0]
 
-    for scaling, peak in (("none", 0.2), ("linear", 0.8), ("sqrt", 0.4)):
-        settings = Settings(lr=0.2, lr_scaling=scaling, lr_reference_batch=64)
-        assert peak_lr(settings, 256) == pytest.approx(peak)
+    for name, factor in (("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)):
+        settings = Settings(lr_scaling=name, lr_reference_batch=64)
+        assert scaling(settings, 256) == pytest.approx(factor)

@@ -56,14 +56,14 @@ class Blocks(nn.Module):
         return self.outlet(x) * self.temperature
 
 
-def build() -> nn.Module:
-    """Return the network to train."""
-    return Blocks()
+class Model(Model):
+    """Digits by blocks."""
 
+    def build(self) -> nn.Module:
+        return Blocks()
 
-def build_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return the optimizer."""
-    return torch.optim.AdamW(network.parameters(), lr=settings.lr)
+    def optimizers(self, network: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(network.parameters(), lr=self.settings.lr)
 '''
 
 
@@ -114,7 +114,7 @@ def test_both_strategies_give_the_same_parameters(
     one, other = (tensors(restore.load(job.run_dir / name)) for job in (copied, sharded))
     assert len(one) == 4 * 23 + 1 and one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert other["/network/inlet.weight"].shape == (48, 784)
+    assert other["/networks/network/inlet.weight"].shape == (48, 784)
     sizes = [(job.run_dir / name).stat().st_size for job in (copied, sharded)]
     assert sizes[1] < sizes[0] / 4
 

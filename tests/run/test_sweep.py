@@ -221,17 +221,22 @@ def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_pa
 @pytest.mark.parametrize(
     ("first", "then", "complaint"),
     [
-        ("--metric=validation/loss", "--metric=x", "was begun to maximize validation/loss"),
-        ("--direction=minimize", "--direction=maximize", "was begun to minimize validation/acc"),
-        ("--metric=x", "", "has no 'x': set --metric to what it has of each validation: vali"),
+        ("validation/loss minimize", "x minimize", "was begun to minimize validation/loss"),
+        ("", "validation/accuracy minimize", "was begun to maximize validation/accuracy"),
+        ("x", "", "--metric and --direction belong together: give both, or neither"),
+        ("x maximize", "", "has no 'x': set --metric to what it has of each validation: vali"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_named(
     full_project: Path, tmp_path: Path, first: str, then: str, complaint: str
 ) -> None:
-    sweep(full_project, tmp_path, first, launch="exit 3" if then else "").wait(PATIENCE)
+    def flags(text: str) -> list[str]:
+        pairs = zip(("metric", "direction"), text.split(), strict=False)
+        return [f"--{name}={value}" for name, value in pairs]
+
+    sweep(full_project, tmp_path, *flags(first), launch="exit 3" if then else "").wait(PATIENCE)
     if then:
-        assert sweep(full_project, tmp_path, then).wait(PATIENCE) == 1
+        assert sweep(full_project, tmp_path, *flags(then)).wait(PATIENCE) == 1
     error = (tmp_path / "log").read_text().splitlines()[-1]
     assert error.startswith("error: ") and complaint in error
 

@@ -39,7 +39,7 @@ def test_everything_is_there_once_of_a_resumed_run(
     events = tensorboard(job.run_dir / "tensorboard")
 
     for name in (
-        *("train/loss", "train/lr", "train/gradient_norm", "train/images_per_second"),
+        *("train/loss", "train/lr", "train/gradient_norm", "train/samples_per_second"),
         *("train/data_seconds", "system/memory_gib", "system/cpu_percent"),
     ):
         logged = {line["step"]: line[name] for line in job.metrics() if name in line}
@@ -53,7 +53,7 @@ def test_everything_is_there_once_of_a_resumed_run(
     assert "max_steps: 200\n" in settings and "- odd\n" in settings
     assert "experiment: trial\n" in settings
     assert json.loads(text(events, "provenance").strip("`"))["world_size"] == 2
-    assert "resuming from" in text(events, "log") and "test accuracy" in text(events, "log")
+    assert "resuming from" in text(events, "log") and "test: accuracy" in text(events, "log")
     assert text(events, "status") == "finished"
     assert Path(text(events, "checkpoint")).name == "step-00000200.pt"
     for picture in ("test/confusion_matrix", "test/predictions"):
@@ -89,6 +89,6 @@ def test_a_failed_run_says_why(launch: Launch) -> None:
     job = launch(1, *SHORT, "--lr=1e9")
     assert job.codes == [1]
     status = text(tensorboard(job.run_dir / "tensorboard"), "status")
-    assert status.startswith("failed: the training loss is ")
+    assert status.startswith("failed: train/loss is ")
     state = json.loads((job.run_dir / "status.json").read_text())
     assert state["status"] == "failed" and state["error"] == status.removeprefix("failed: ")

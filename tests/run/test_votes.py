@@ -22,14 +22,15 @@ with joined(Settings(device="cpu")) as world:
     # As in an epoch behind others.
     votes = Votes(world, stop, 1000, uneven=kind == "uneven")
     taken, asked = 0, 0
-    votes.begin(1000, samples=5)
+    votes.begin(1000, samples=5, weight=7)
     while True:
         asked += votes.sum is not None
-        stopping, samples = votes.result()
+        stopping, samples, weight = votes.result()
         if stopping or not samples:
             break
-        assert samples == 10
-        votes.begin(1000 + taken, samples=5 if taken + 1 < int(steps) else 0)
+        assert (samples, weight) == (10, 14)
+        more = taken + 1 < int(steps)
+        votes.begin(1000 + taken, samples=5 * more, weight=7 * more)
         time.sleep(0.1 if kind == "slow" else 0)
         taken += 1
         if kind != "whole" and world.rank == 1 and taken == 7:
@@ -84,7 +85,7 @@ def test_a_batch_counts_as_its_indices(project: Path, tmp_path: Path, collated: 
     job = srun(mine, tmp_path / "run", 2, *flags).wait()
     assert job.summary["global_step"] == 10
     newest = max((job.run_dir / "checkpoints").glob("step-*.pt"))
-    assert torch.load(newest, weights_only=False)["consumed"] == 10 * 16 * 2
+    assert torch.load(newest, weights_only=False)["position"]["consumed"] == 10 * 16 * 2
     if collated == "doubled":
         for name in ("train/loss", "train/gradient_norm"):
             ours, theirs = job.metrics()[0][name], usual.metrics()[0][name]

@@ -192,22 +192,22 @@ def test_a_node_is_cut_off(
 
 HANGS = """
 
-calls = 0
+class Model(Model):
+    \"\"\"Hangs for ever on rank 1, once.\"\"\"
 
+    calls = 0
 
-def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    \"\"\"Hang for ever on rank 1, once.\"\"\"
-    import os
-    import time
-    from pathlib import Path
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        import os
+        import time
+        from pathlib import Path
 
-    global calls
-    calls += 1
-    if calls == 50 and os.environ["SLURM_PROCID"] == "1" and not Path("hung").exists():
-        Path("hung").touch()
-        while True:
-            time.sleep(1)
-    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+        self.calls += 1
+        if self.calls == 50 and os.environ["SLURM_PROCID"] == "1" and not Path("hung").exists():
+            Path("hung").touch()
+            while True:
+                time.sleep(1)
+        return super().loss(network, batch)
 """
 
 
@@ -229,22 +229,22 @@ def test_a_rank_that_hangs_until_the_time_limit(
 
 FAILS = """
 
-calls = 0
+class Model(Model):
+    \"\"\"Fails on rank 1, while rank 0 is busy with something that never ends.\"\"\"
 
+    calls = 0
 
-def loss(outputs: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    \"\"\"Fail on rank 1, while rank 0 is busy with something that never ends.\"\"\"
-    import os
-    import time
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        import os
+        import time
 
-    global calls
-    calls += 1
-    if calls == 50:
-        if os.environ["SLURM_PROCID"] == "1":
-            raise ValueError("a fault of the program")
-        while True:
-            time.sleep(1)
-    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+        self.calls += 1
+        if self.calls == 50:
+            if os.environ["SLURM_PROCID"] == "1":
+                raise ValueError("a fault of the program")
+            while True:
+                time.sleep(1)
+        return super().loss(network, batch)
 """
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from .config import Settings
 from .distributed import World, autocast
 from .errors import UsageError
-from .learner import Learner
+from .learner import Learner, checked_weight
 from .nested import to_cpu, to_device
 from .networks import Networks
 from .recording import STORE
@@ -63,12 +63,18 @@ class Evaluator:
         Raises:
             UsageError: the metric that decides the best checkpoint is none of them.
         """
-        name, direction = self.learner.best
-        if not name.startswith("validation/") or direction not in ("min", "max"):
+        best = self.learner.best
+        if (
+            not isinstance(best, tuple)
+            or len(best) != 2
+            or not str(best[0]).startswith("validation/")
+            or best[1] not in ("min", "max")
+        ):
             raise UsageError(
-                f"best in model.py is {self.learner.best}: it must be a metric of the validation "
-                'and min or max, such as ("validation/loss", "min")'
+                f"best in model.py is {best!r}: it must be a metric of the validation and min or "
+                'max, such as ("validation/loss", "min")'
             )
+        name = best[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metrics that need more samples than these
             found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
@@ -120,7 +126,7 @@ class Evaluator:
         sums, first = Sums(), None
         with evaluation_mode(modules, self.world), STORE.evaluating(split):
             for number, (batch, counts) in enumerate(self._batches(dataset, samples)):
-                weight = self.learner.weigh(batch)
+                weight = checked_weight(self.learner, batch)
                 batch = to_device(batch, device)
                 with autocast(device, self.settings.precision):
                     if (
@@ -139,7 +145,12 @@ class Evaluator:
         return Evaluation(metrics | recorded, totals, first)
 
     def _conclude(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
-        values = dict(self.learner.conclude(sums))
+        concluded = self.learner.conclude(sums)
+        if not isinstance(concluded, Mapping):
+            raise UsageError(
+                f"conclude in model.py returned {concluded!s:.80}: return a dictionary of numbers"
+            )
+        values = dict(concluded)
         for name, each in objects.items():
             value = each.compute()
             several = isinstance(value, Mapping)

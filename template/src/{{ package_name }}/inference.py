@@ -16,13 +16,13 @@ import torch
 import tyro
 from torch.utils.data import Dataset, IterableDataset
 
-from . import data, model, nested, restore
+from . import data, nested, restore
 from .checkpoint import Checkpoints
 from .config import Settings, load_yaml
 from .distributed import World, autocast, joined, set_up_logging
 from .errors import UsageError
 from .files import write_atomically
-from .learner import Learner
+from .learner import Learner, model_class
 from .sharding import evaluation_batches
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def load(
     folder = path.parent.parent
     settings = settings or load_yaml(folder / "config.yaml")
     state = restore.load(path)
-    learner = model.Model(settings)
+    learner = model_class()(settings)
     built = learner.build()
     modules = {"network": built} if isinstance(built, torch.nn.Module) else built
     states = state["averages"] or state["networks"]

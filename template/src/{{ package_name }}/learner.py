@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from . import nested
 from .config import Settings
+from .errors import UsageError
 from .schedule import lr_factor
 from .strategy import blocks
 
@@ -22,6 +23,56 @@ Networks = Any
 """What `build` returned: a module, or a dictionary of modules by name."""
 Batch = Any
 """What the data set and its collate give, with its tensors on this rank's device."""
+
+
+def model_class() -> "type[Learner]":
+    """Return the class of model.py that says what is trained.
+
+    Raises:
+        UsageError: there is none, as in projects from before there were learners.
+    """
+    from . import model
+
+    found = getattr(model, "Model", None)
+    if not (isinstance(found, type) and issubclass(found, Learner)):
+        raise UsageError(
+            "model.py has no 'class Model(Learner)', whose methods say what is trained: "
+            "learner.py has the methods, and docs/own-model.md in the repository of the template "
+            "says how functions of an earlier model.py become methods"
+        )
+    return found
+
+
+def checked_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
+    """Return what `loss` returned.
+
+    Raises:
+        UsageError: it is no scalar.
+    """
+    if not isinstance(value, Tensor) or value.dim():
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise UsageError(
+            f"the loss in model.py returned {what!s:.80}: it must be the mean over the batch, "
+            "a tensor of shape ()"
+        )
+    return value
+
+
+def checked_weight(learner: "Learner", batch: Batch) -> int:
+    """Return how much a batch counts.
+
+    Raises:
+        UsageError: `weigh` returned no whole number.
+    """
+    weight = learner.weigh(batch)
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    if not isinstance(weight, int | float) or weight % 1 or weight < 0:
+        raise UsageError(
+            f"weigh in model.py returned {weight!s:.80}: it must be a whole number, such as of "
+            "tokens"
+        )
+    return int(weight)
 
 
 class Learner:
@@ -87,7 +138,7 @@ class Learner:
         A tensor of any shape is summed over all batches and ranks. A tuple holds the arguments of
         `update` of the object in `metrics` with the same name.
         """
-        return {"loss": self.loss(networks, batch) * self.weigh(batch)}
+        return {"loss": checked_loss(self.loss(networks, batch)) * self.weigh(batch)}
 
     def metrics(self) -> Mapping[str, Any]:
         """Return objects with `update` and `compute`, such as torchmetrics', for each evaluation.

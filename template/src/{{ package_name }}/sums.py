@@ -19,6 +19,10 @@ class Sums:
 
     def add(self, measured: Mapping[str, Any], weight: int, objects: Mapping[str, Any]) -> None:
         """Add what `measure` returned of a batch."""
+        if not isinstance(measured, Mapping):
+            raise UsageError(
+                f"measure in model.py returned {measured!s:.80}: return a dictionary of tensors"
+            )
         tensors = {"weight": torch.tensor(float(weight))}
         for name, value in measured.items():
             if isinstance(value, tuple) and name in objects:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import data, model, restore, run_lock
+from . import data, restore, run_lock
 from .announce import announce, announce_resume, announce_waiting
 from .checkpoint import Checkpoints
 from .config import Settings
@@ -24,7 +24,7 @@ from .distributed import (
 )
 from .errors import UsageError
 from .evaluation import Evaluation, Evaluator
-from .learner import Learner
+from .learner import Learner, checked_weight, model_class
 from .metrics import Meter
 from .nested import to_device
 from .networks import Networks, digest
@@ -62,12 +62,13 @@ def run(settings: Settings, stop: StopRequest) -> int:
         UsageError: the settings do not fit the world, the machine or the data.
     """
     trackers = select(settings.trackers)
+    make = model_class()
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
         refuse_different_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
         with run_lock.held(settings, world):
-            return Trainer(model.Model(settings), settings, world, stop).train(trackers)
+            return Trainer(make(settings), settings, world, stop).train(trackers)
 
 
 class Trainer:
@@ -199,10 +200,11 @@ class Trainer:
         step = position.step
         while True:
             seed_torch("samples", self.settings.seed, self.world.rank, step)
-            yield [
-                Loaded(batch, samples, self.learner.weigh(batch) if self.weighs else samples)
-                for samples, batch in islice(batches, accumulate)
-            ]
+            window = []
+            for samples, batch in islice(batches, accumulate):
+                weight = checked_weight(self.learner, batch) if self.weighs else samples
+                window.append(Loaded(batch, samples, weight))
+            yield window
             step += 1
 
     def _next(self, windows: Iterator[list[Loaded]]) -> list[Loaded]:

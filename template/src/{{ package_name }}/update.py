@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .config import Settings
 from .distributed import World, autocast
 from .errors import UsageError
+from .learner import checked_loss
 from .metrics import Meter
 from .networks import Networks
 from .parts import is_part
@@ -104,13 +105,7 @@ class Loop:
                 "some parameters had no part in the loss of the last step: use them, keep them out "
                 "with --freeze, or set --find-unused-parameters, which takes some time"
             ) from None
-        if not isinstance(value, Tensor) or value.dim():
-            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-            raise UsageError(
-                f"the loss in model.py returned {what!r:.80}: it must be the mean over the batch, "
-                "a tensor of shape ()"
-            )
-        return value
+        return checked_loss(value)
 
     def _select(self, names: tuple[str, ...]) -> "_Selection":
         if names not in self._selections:

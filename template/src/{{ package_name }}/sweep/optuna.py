@@ -93,9 +93,9 @@ def _with_metric(flags: Flags) -> Flags:
         return flags
     if flags.metric or flags.direction:
         raise UsageError("--metric and --direction belong together: give both, or neither")
-    from ..model import Model
+    from ..learner import model_class
 
-    metric, direction = Model.best
+    metric, direction = model_class().best
     return dataclasses.replace(flags, metric=metric, direction=f"{direction}imize")
 
 

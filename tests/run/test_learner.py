@@ -1,0 +1,638 @@
+"""A learner of any kind trains, is measured, stops and goes on, predicts and is exported."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from renderer import render_project
+from reproducible import reproducible
+
+from .conftest import Job, clean_environment, spawn, srun, tasks
+
+SETTINGS = '''
+from dataclasses import dataclass
+
+from . import config
+from .config import Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(config.Settings):
+    outputs: Positive = 1
+    """columns of what the network returns"""
+'''
+
+# 31 samples to evaluate: no world size but one shares them evenly.
+DATA = '''
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True)
+class Datasets:
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class Rows(Dataset):
+    """Rows of four numbers, with a target and a count of tokens."""
+
+    def __init__(self, count, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(count, 4, generator=draw)
+        self.y = self.x @ torch.tensor([1.0, -2.0, 0.5, 0.0])
+        self.tokens = torch.randint(1, 9, (count,), generator=draw)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "y": self.y[index], "tokens": self.tokens[index]}
+
+
+def load(settings):
+    return Datasets(Rows(96, 1), Rows(31, 2), Rows(31, 3))
+'''
+
+MODEL = '''
+import os
+import signal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .learner import Learner
+from .recording import record
+
+
+class Regression(Learner):
+    """Two learning rates, a mean over tokens, a sum of vectors, a metric of all predictions."""
+
+    unit = "tokens"
+
+    def build(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, self.settings.outputs))
+
+    def optimizers(self, network):
+        backbone, _, head = network
+        return torch.optim.SGD(
+            [
+                {"params": backbone.parameters(), "lr": self.settings.lr / 10},
+                {"params": head.parameters()},
+            ],
+            lr=self.settings.lr,
+        )
+
+    def weigh(self, batch):
+        return int(batch["tokens"].sum())
+
+    def loss(self, network, batch):
+        tokens, errors = batch["tokens"], network(batch["x"])[:, 0] - batch["y"]
+        record("worst", errors.abs().max(), "max")
+        return (tokens * errors**2).sum() / tokens.sum()
+
+    def measure(self, network, batch):
+        tokens, outputs = batch["tokens"], network(batch["x"])[:, 0]
+        errors = outputs - batch["y"]
+        record("worst", errors.abs().max(), "max")
+        return {
+            "loss": (tokens * errors**2).sum(),
+            "columns": (tokens * errors.abs()) @ batch["x"].abs(),
+            "rank": (outputs, batch["y"]),
+        }
+
+    def metrics(self):
+        from torchmetrics import SpearmanCorrCoef
+
+        return {"rank": SpearmanCorrCoef()}
+
+    def conclude(self, sums):
+        first, *_, last = sums["columns"] / sums["weight"]
+        return {**super().conclude(sums), "first": first, "last": last}
+
+    def inputs(self, batch):
+        return (batch["x"],)
+
+    def describe(self, outputs):
+        return {"y": outputs[0].item()}
+
+
+class Negative(Regression):
+    """More is better, and all of it is below zero."""
+
+    best = ("validation/score", "max")
+
+    def conclude(self, sums):
+        return {"score": -sums["loss"] / sums["weight"], "loss": sums["loss"] / sums["weight"]}
+
+
+class Worse(Regression):
+    """Each evaluation is worse than the one before."""
+
+    evaluations = 0
+
+    def conclude(self, sums):
+        self.evaluations += 1
+        return {"loss": self.evaluations}
+
+
+class Adversaries(Learner):
+    """Two networks, each with an optimizer and a loss of its own, which one step updates."""
+
+    best = ("validation/distance", "min")
+    steps = 0
+
+    def build(self):
+        return {name: self.layers(inputs) for name, inputs in (("maker", 4), ("critic", 5))}
+
+    def layers(self, inputs):
+        return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def optimizers(self, networks):
+        lr = self.settings.lr
+        return {
+            "maker": torch.optim.Adam(networks["maker"].parameters(), lr=lr),
+            "critic": torch.optim.Adam(networks["critic"].parameters(), lr=2 * lr),
+        }
+
+    def train_step(self, loop):
+        self.steps += 1
+        if os.environ.get("STOP_AT") == str(self.steps) and os.environ["SLURM_PROCID"] == "1":
+            os.kill(os.getpid(), signal.SIGUSR2)
+        loop.update(self.critic_loss, "critic")
+        loop.update(self.maker_loss, "maker")
+
+    def criticise(self, networks, x, y):
+        return networks["critic"](torch.cat([x, y], dim=1))
+
+    def critic_loss(self, networks, batch):
+        x, y = batch["x"], batch["y"][:, None]
+        real = self.criticise(networks, x, y)
+        made = self.criticise(networks, x, networks["maker"](x).detach())
+        return F.softplus(-real).mean() + F.softplus(made).mean()
+
+    def maker_loss(self, networks, batch):
+        x = batch["x"]
+        return F.softplus(-self.criticise(networks, x, networks["maker"](x))).mean()
+
+    def measure(self, networks, batch):
+        return {"distance": (networks["maker"](batch["x"])[:, 0] - batch["y"]).abs().sum()}
+
+    def predict(self, networks, batch):
+        return {"made": networks["maker"](batch["x"])}
+
+
+class Spare(nn.Module):
+    """A network with parameters that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+class Unused(Regression):
+    def build(self):
+        return Spare()
+
+    def optimizers(self, network):
+        return torch.optim.SGD(network.parameters(), lr=self.settings.lr)
+
+
+class Different(Regression):
+    """Ranks measure what the others do not."""
+
+    def measure(self, network, batch):
+        own = {f"own{os.environ['SLURM_PROCID']}": torch.ones(())}
+        return super().measure(network, batch) | own
+
+
+Model = globals()[os.environ.get("KIND", "Regression")]
+'''
+
+FLAGS = ("--lr=0.05", "--warmup=0.25", "--log-every=1", "--max-steps=1000", "--test-batch-size=8")
+
+
+@pytest.fixture(scope="module")
+def learners(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with small data and learners of several kinds; KIND chooses one."""
+    folder = render_project(tmp_path_factory.mktemp("learners") / "demo", launcher="torchrun")
+    (folder / "configs" / "train.yaml").unlink()  # of the digits' settings
+    for name, text in (("settings", SETTINGS), ("data", DATA), ("model", MODEL)):
+        (folder / "src" / "demo" / f"{name}.py").write_text(text)
+    (folder / "src" / "demo" / "figures.py").write_text("def draw(*_):\n    return {}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(learners: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Three epochs of regression on one rank."""
+    return train(learners, tmp_path_factory.mktemp("alone") / "run", 1, "--batch-size=24")
+
+
+def train(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> Job:
+    """Train to the end; three epochs of four steps, unless the flags say else."""
+    return srun(project, run_dir, ranks, *FLAGS, "--epochs=3", *flags, **env).wait()
+
+
+def lines(job: Job, name: str) -> list[dict[str, float]]:
+    """Return the lines of metrics that have this one."""
+    return [line for line in job.metrics() if name in line]
+
+
+def state(job: Job, which: str = "latest") -> dict[str, Any]:
+    """Return a checkpoint."""
+    folder = job.run_dir / "checkpoints"
+    return torch.load(folder / (folder / which).read_text(), weights_only=True)
+
+
+def check_error(job: Job, *messages: str) -> None:
+    """Check that every rank ended with one line, and it alone."""
+    assert set(job.codes) == {1}, job.log
+    for path in job.logs:
+        (error,) = [line for line in path.read_text().splitlines() if line.startswith("error: ")]
+        assert all(message in error for message in messages), error
+    assert "Traceback" not in job.log
+
+
+def test_a_regression_is_best_by_its_lowest_loss(alone: Job) -> None:
+    validations = lines(alone, "validation/loss")
+    losses = [line["validation/loss"] for line in validations]
+    assert len(losses) == 3 and losses[0] > losses[-1]
+    summary = alone.summary
+    assert summary["validation_loss"] == min(losses)
+    assert summary["best_step"] == validations[losses.index(min(losses))]["step"]
+    status = json.loads((alone.run_dir / "status.json").read_text())
+    assert (status["best_metric"], status["best_direction"]) == ("validation/loss", "min")
+    assert (status["best_score"], status["best_step"]) == (min(losses), summary["best_step"])
+    assert f"test: loss {summary['test_loss']:.4g}, " in alone.log
+
+
+def test_groups_of_parameters_keep_their_own_learning_rates(alone: Job) -> None:
+    steps = lines(alone, "train/lr")
+    factors = [line["train/lr"] / 0.005 for line in steps]
+    assert [line["train/lr/optimizer1"] / 0.05 for line in steps] == pytest.approx(factors)
+    assert factors[0] == pytest.approx(0.04) and max(factors) == pytest.approx(1.0)
+    assert 0 < factors[-1] < 0.2
+
+
+def test_what_is_recorded_belongs_to_the_training_or_to_its_evaluation(alone: Job) -> None:
+    assert len(lines(alone, "train/worst")) == 12
+    for split, count in (("validation", 3), ("test", 1)):
+        found = lines(alone, f"{split}/worst")
+        assert len(found) == count
+        assert all(f"{split}/loss" in line and "train/loss" not in line for line in found)
+    assert alone.summary["test_worst"] == lines(alone, "test/worst")[0]["test/worst"]
+
+
+def test_a_batch_counts_by_its_tokens_on_any_number_of_ranks(
+    learners: Path, alone: Job, tmp_path: Path
+) -> None:
+    """Three ranks have other numbers of tokens each; what they come to is what one rank has."""
+    three = train(learners, tmp_path / "run", 3, "--batch-size=8")
+    names = ("train/loss", "train/gradient_norm", "validation/loss", "validation/rank", "test/last")
+    for name in names:
+        ours, theirs = ([line[name] for line in lines(job, name)] for job in (three, alone))
+        assert ours == pytest.approx(theirs, rel=1e-4), name
+    for name in ("test_loss", "test_first", "test_last", "test_rank", "test_worst"):
+        assert three.summary[name] == pytest.approx(alone.summary[name], rel=1e-4), name
+    assert lines(three, "train/tokens_per_second") and not lines(three, "train/samples_per_second")
+    assert {"tokens_per_second", "samples_per_second"} <= three.summary.keys()
+
+    # All ranks' metrics are those of the predictions, which any number of ranks writes in order.
+    one, other = (predict(learners, three, tmp_path / f"on-{ranks}", ranks) for ranks in (1, 3))
+    assert one == other
+    rows = json.loads(python(learners, tmp_path, ROWS))
+    outputs, targets, tokens = torch.tensor([one, *rows], dtype=torch.float64)
+    error = (tokens * (outputs - targets) ** 2).sum() / tokens.sum()
+    assert three.summary["test_loss"] == pytest.approx(error.item(), rel=1e-5)
+    ranks = torch.stack([outputs.argsort().argsort(), targets.argsort().argsort()]).double()
+    assert three.summary["test_rank"] == pytest.approx(torch.corrcoef(ranks)[0, 1].item(), rel=1e-5)
+
+
+ROWS = (
+    "import json; from demo.data import load; rows = load(None).test\n"
+    "print(json.dumps([rows.y.tolist(), rows.tokens.tolist()]))"
+)
+
+
+def predict(project: Path, job: Job, folder: Path, ranks: int) -> list[float]:
+    """Return the predictions that the ranks wrote, by the newest checkpoint."""
+    output = folder.with_suffix(".jsonl")
+    command = ["demo", "predict", str(job.run_dir), "--checkpoint=latest", f"--output={output}"]
+    command += ["--device=cpu", "--batch-size=4"]
+    done = spawn(project, folder, [command] * ranks, tasks(ranks)).wait()
+    assert set(done.codes) == {0}, done.log
+    assert "31 predictions of step 12" in done.log
+    return [json.loads(line)["y"] for line in output.read_text().splitlines()]
+
+
+def python(project: Path, folder: Path, code: str, **env: str) -> str:
+    """Return what a fresh process in a folder prints."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**clean_environment(project), **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_path: Path) -> None:
+    """In a notebook in another folder; as a graph, without the project."""
+    code = (
+        "import json, torch; from demo import export; from demo.inference import load\n"
+        f"run = load('{alone.run_dir}')\n"
+        f"export.main(['{alone.run_dir}', '--output=network.pt2'])\n"
+        "batch = {'x': torch.arange(12.0).reshape(3, 4)}\n"
+        "print(json.dumps([run.step, run.settings.batch_size, run.predict(batch).tolist()]))"
+    )
+    step, batch_size, outputs = json.loads(python(learners, tmp_path, code))
+    assert (step, batch_size) == (alone.summary["best_step"], 24)
+    graph = torch.export.load(tmp_path / "network.pt2").module()
+    torch.testing.assert_close(graph(torch.arange(12.0).reshape(3, 4)), torch.tensor(outputs))
+    weights = state(alone, "best")["networks"]["network"]
+    hidden = (torch.arange(12.0).reshape(3, 4) @ weights["0.weight"].T + weights["0.bias"]).tanh()
+    expected = hidden @ weights["2.weight"].T + weights["2.bias"]
+    torch.testing.assert_close(expected, torch.tensor(outputs))
+
+
+def test_averages_are_evaluated_and_a_score_may_be_negative(
+    learners: Path, alone: Job, tmp_path: Path
+) -> None:
+    job = train(learners, tmp_path / "run", 1, "--batch-size=24", "--ema=0.5", KIND="Negative")
+    scores = {line["validation/score"]: line["step"] for line in lines(job, "validation/score")}
+    assert job.summary["validation_score"] == max(scores) < 0
+    assert job.summary["best_step"] == scores[max(scores)]
+    # The averages change nothing in the training.
+    assert job.summary["parameters_sha256"] == alone.summary["parameters_sha256"]
+    assert job.summary["test_loss"] != pytest.approx(alone.summary["test_loss"], rel=1e-3)
+
+    # The averages are what is loaded.
+    code = (
+        "from demo.inference import load\n"
+        f"print(load('{job.run_dir}').networks[0].weight.flatten().tolist())"
+    )
+    found = torch.tensor(json.loads(python(learners, tmp_path, code, KIND="Negative")))
+    best = state(job, "best")
+    assert torch.equal(found, best["averages"]["network"]["0.weight"].flatten())
+    assert not torch.equal(found, best["networks"]["network"]["0.weight"].flatten())
+
+
+def test_patience_ends_a_run_and_steps_between_validations_are_counted(
+    learners: Path, tmp_path: Path
+) -> None:
+    flags = ("--batch-size=8", "--validate-every=5", "--validate-epochs=2", "--patience=2")
+    job = train(learners, tmp_path / "run", 1, *flags, KIND="Worse")
+    # The epoch has 12 steps, and its end is no validation.
+    assert [line["step"] for line in lines(job, "validation/loss")] == [5, 10, 15]
+    summary = job.summary
+    assert (summary["best_step"], summary["global_step"]) == (5, 15)
+    assert "no better for 2 validations: the training ends at step 15" in job.log
+    again = train(learners, tmp_path / "run", 1, *flags, KIND="Worse")
+    assert "nothing is left to do" in again.log and again.codes == [0]
+
+
+GAN = (
+    *("--batch-size=4", "--accumulate=2", "--epochs=4", "--validate-every=5", "--clip-norm=0.5"),
+    *("--ema=0.9", "--lr=0.01"),
+)
+
+
+@pytest.fixture(scope="module")
+def adversaries(learners: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Four epochs of six steps of a GAN on two ranks."""
+    folder = tmp_path_factory.mktemp("adversaries")
+    return train(learners, folder / "run", 2, *GAN, KIND="Adversaries")
+
+
+def test_two_networks_train_against_each_other_and_resume_bit_for_bit(
+    learners: Path, adversaries: Job, tmp_path: Path
+) -> None:
+    assert adversaries.summary["global_step"] == 24
+    validated = [line["step"] for line in lines(adversaries, "validation/distance")]
+    assert validated == [5, 6, 10, 12, 15, 18, 20, 24]
+    distances = [line["validation/distance"] for line in lines(adversaries, "validation/distance")]
+    assert distances[-1] < distances[0]
+    first, *_ = lines(adversaries, "train/maker_loss")
+    own = {"train/critic_loss", "train/maker_gradient_norm", "train/critic_gradient_norm"}
+    assert own <= first.keys() and "train/loss" not in first
+    assert first["train/lr/critic0"] == pytest.approx(2 * first["train/lr"])
+
+    stopped = train(learners, tmp_path / "run", 2, *GAN, KIND="Adversaries", STOP_AT="8")
+    assert stopped.codes == [75, 75], stopped.log
+    resumed = train(learners, tmp_path / "run", 2, *GAN, KIND="Adversaries")
+    assert 8 <= resumed.summary["resumed_from_step"] < 24
+    assert resumed.summary["parameters_sha256"] == adversaries.summary["parameters_sha256"]
+    assert reproducible(resumed.metrics()) == reproducible(adversaries.metrics())
+    ours, theirs = (state(job)["averages"]["maker"] for job in (resumed, adversaries))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags"),
+    [(1, ("--batch-size=16", "--accumulate=1")), (2, ("--strategy=fsdp",))],
+    ids=["whole", "fsdp"],
+)
+def test_two_networks_take_the_same_steps_however_they_are_distributed(
+    learners: Path, adversaries: Job, tmp_path: Path, ranks: int, flags: tuple[str, ...]
+) -> None:
+    job = train(learners, tmp_path / "run", ranks, *GAN, *flags, KIND="Adversaries")
+    names = ("maker_loss", "critic_loss", "maker_gradient_norm", "critic_gradient_norm")
+    for name in (*(f"train/{name}" for name in names), "validation/distance"):
+        ours, theirs = ([line[name] for line in lines(each, name)] for each in (job, adversaries))
+        assert ours == pytest.approx(theirs, rel=2e-3), name
+
+
+def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
+    learners: Path, alone: Job, tmp_path: Path
+) -> None:
+    start = f"--init-from={alone.run_dir}"
+    short = ("--max-steps=3", start)
+    job = train(learners, tmp_path / "run", 2, *short, "--freeze", "0.*")
+    assert "2 parameters are frozen by '0.*'" in job.log
+    assert re.search(r"network starts from .*/step-\d+\.pt: 4 of 4 tensors", job.log)
+    ours, theirs = state(job)["networks"]["network"], state(alone, "best")["networks"]["network"]
+    kept = [name for name in theirs if torch.equal(ours[name], theirs[name])]
+    assert kept == ["0.weight", "0.bias"]
+    assert job.summary["resumed_from_step"] is None
+
+    wide = (*short, "--outputs=2")
+    refused = train(learners, tmp_path / "wide", 2, *wide)
+    check_error(refused, "does not fit network: it lacks 2.weight, 2.bias", "--init-partial")
+    assert not (tmp_path / "wide").exists()
+    job = train(learners, tmp_path / "wide", 1, *wide, "--init-partial", "--freeze", "0.*")
+    assert "2 of 4 tensors" in job.log
+    assert "network keeps its own initial values of: 2.weight, 2.bias" in job.log
+    assert torch.equal(state(job)["networks"]["network"]["0.weight"], theirs["0.weight"])
+
+    check_error(train(learners, tmp_path / "none", 1, "--freeze", "9.*"), "freeze '9.*' fits no")
+    torch.save([1], tmp_path / "list.pt")
+    wrong = train(learners, tmp_path / "none", 1, f"--init-from={tmp_path}/list.pt")
+    check_error(wrong, "list.pt has no weights: give a run folder")
+
+
+def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> None:
+    job = train(learners, tmp_path / "run", 2, KIND="Unused")
+    check_error(job, "some parameters had no part in the loss", "--find-unused-parameters")
+    for flags in (("--find-unused-parameters",), ("--freeze", "spare.*")):
+        job = train(learners, tmp_path / flags[0], 2, *flags, "--max-steps=3", KIND="Unused")
+        assert job.summary["global_step"] == 3
+
+
+def test_ranks_that_measure_different_things(learners: Path, tmp_path: Path) -> None:
+    job = train(learners, tmp_path / "run", 2, KIND="Different")
+    said = ("measure in model.py returned", "'own0'", "'own1'", "the same names and shapes")
+    check_error(job, *said)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists(), "it is said before the first step"
+
+
+WRONG = '''
+import json
+import sys
+
+import torch
+from demo import model, train
+from demo.config import parse
+from demo.errors import UsageError
+from demo.preemption import StopRequest
+from demo.recording import record
+from torch import nn
+
+folder, Base = sys.argv[1], model.Model
+
+
+def of(**changes):
+    """Return a learner with some things changed."""
+    return type("Model", (Base,), changes)
+
+
+def plain(**changes):
+    """Return one that measures its loss alone."""
+    learner = model.Learner
+    usual = {"measure": learner.measure, "conclude": learner.conclude, "metrics": learner.metrics}
+    return of(**usual | changes)
+
+
+def twice(self, network, batch):
+    record("first", 1.0)
+    return Base.measure(self, network, batch)
+
+
+SGD = torch.optim.SGD
+WRONG = {
+    "a vector as loss": plain(loss=lambda self, network, batch: network(batch["x"])[:, 0]),
+    "a number as loss": plain(loss=lambda *_: 3.0),
+    "no loss": plain(loss=lambda *_: None),
+    "nan": of(loss=lambda self, network, batch: network(batch["x"]).sum() * float("nan")),
+    "nan as best": of(conclude=lambda *_: {"loss": float("nan")}),
+    "no best": of(best=("validation/f1", "max")),
+    "best of training": of(best=("train/loss", "min")),
+    "best upwards": of(best=("validation/loss", "up")),
+    "best alone": of(best="validation/loss"),
+    "a text": of(conclude=lambda *_: {"loss": "low"}),
+    "no conclusion": of(conclude=lambda *_: None),
+    "a number measured": of(measure=lambda *_: {"loss": 1.0}),
+    "nothing measured": of(measure=lambda *_: None),
+    "measured and recorded": of(measure=twice),
+    "half a sample": of(weigh=lambda *_: 2.5),
+    "a list of networks": of(build=lambda self: [nn.Linear(4, 1)]),
+    "a list of optimizers": of(optimizers=lambda self, network: [SGD(network.parameters())]),
+    "no such optimizer": of(train_step=lambda self, loop: loop.update(self.loss, "critic")),
+    "no learner": None,
+}
+found = {}
+for what, learner in WRONG.items():
+    model.Model = learner
+    name = what.replace(" ", "-")
+    try:
+        train.run(parse([*sys.argv[2:], f"--run-dir={folder}/{name}"]), StopRequest())
+    except UsageError as error:
+        found[what] = str(error)
+with open(f"{folder}/errors.json", "w") as file:
+    json.dump(found, file)
+'''
+SAID = {
+    "a vector as loss": "the loss in model.py returned a tensor of shape (1,): it must be the mean",
+    "a number as loss": "the loss in model.py returned 3.0: it must be the mean",
+    "no loss": "the loss in model.py returned None: it must be the mean",
+    "nan": "train/loss is nan at step 1: lower lr",
+    "nan as best": "validation/loss is nan at step 4: lower lr",
+    "no best": "best in model.py is validation/f1, but the metrics are validation/loss, ",
+    "best of training": "best in model.py is ('train/loss', 'min'): it must be a metric of the",
+    "best upwards": "best in model.py is ('validation/loss', 'up'): it must be a metric of the",
+    "best alone": "best in model.py is 'validation/loss': it must be a metric of the validation",
+    "a text": "conclude in model.py returned what is no number",
+    "no conclusion": "conclude in model.py returned None: return a dictionary",
+    "a number measured": "measure in model.py returned 'loss' as float: return a tensor",
+    "nothing measured": "measure in model.py returned None: return a dictionary",
+    "measured and recorded": "validation/first is both measured and recorded: rename one",
+    "half a sample": "weigh in model.py returned 2.5: it must be a whole number",
+    "a list of networks": "build in model.py returned list: return a Module, or a dictionary",
+    "a list of optimizers": "optimizers in model.py returned list: return a Optimizer, or a",
+    "no such optimizer": "train_step updates with 'critic', but optimizers in model.py returned",
+    "no learner": "model.py has no 'class Model(Learner)', whose methods say what is trained",
+}
+# What only a step shows.
+LATE = {"nan", "nan as best", "no such optimizer"}
+
+
+def test_what_a_learner_can_get_wrong_is_one_line(learners: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    flags = ("--device=cpu", "--trackers=none", "--batch-size=24", *FLAGS)
+    path = f"{learners / 'src'}{os.pathsep}{tmp_path}"
+    command = ["wrong", str(tmp_path), *flags]
+    job = spawn(learners, tmp_path / "run", [command], [{"PYTHONPATH": path}]).wait()
+    assert job.codes == [0], job.log
+    found = json.loads((tmp_path / "errors.json").read_text())
+    assert found.keys() == SAID.keys()
+    for what, message in SAID.items():
+        assert message in found[what] and "\n" not in found[what], what
+        started = (tmp_path / what.replace(" ", "-") / "metrics.jsonl").exists()
+        assert started == (what in LATE), what
+
+
+@pytest.mark.parametrize("command", ["train", "predict"])
+def test_a_model_of_functions_is_told_what_it_lacks(
+    learners: Path, alone: Job, tmp_path: Path, command: str
+) -> None:
+    old = tmp_path / "demo"
+    shutil.copytree(learners, old)
+    text = "from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 1)\n"
+    (old / "src" / "demo" / "model.py").write_text(text)
+    words = [command, str(alone.run_dir)] if command == "predict" else [command]
+    job = spawn(old, tmp_path / "run", [["demo", *words, "--device=cpu"]], [{}]).wait()
+    check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md")
+    assert not (old / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("direction", "scores", "best"),
+    [
+        ("min", [0.5, -1.0, -3.0, -2.0], [True, True, True, False]),
+        ("min", [7.0, 7.0, 6.0], [True, False, True]),
+        ("max", [-9.0, -10.0, -8.0], [True, False, True]),
+    ],
+)
+def test_any_score_can_be_the_best(
+    project: Path, direction: Literal["min", "max"], scores: list[float], best: list[bool]
+) -> None:
+    from demo.position import Position
+
+    position = Position()
+    assert [position.judge(score, direction) for score in scores] == best
+    assert position.best_score == (min if direction == "min" else max)(scores)
