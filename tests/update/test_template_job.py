@@ -14,7 +14,7 @@ from pathlib import Path
 import pages
 import pytest
 import yaml
-from histories import commit, contents, git, render, replace
+from histories import DIGITS, commit, contents, git, render, replace
 from packaging.requirements import Requirement
 from renderer import QUESTIONNAIRE, copy_template
 
@@ -78,7 +78,7 @@ class Site:
 
     def release(self, tag: str) -> None:
         """Release another version of the template: its train.yaml ends with the tag."""
-        with (self.template / "template/configs/train.yaml.jinja").open("a") as file:
+        with (self.template / DIGITS / "configs/train.yaml.jinja").open("a") as file:
             file.write(f"# {tag}\n")
         commit(self.template, tag, tag=tag)
 

@@ -11,7 +11,7 @@ from typing import Any
 import copier
 import pytest
 import yaml
-from histories import commit, contents, git, render, replace
+from histories import DIGITS, commit, contents, git, render, replace
 from renderer import copy_template
 from variants import pairwise_variants
 
@@ -25,11 +25,12 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this template: v1.0.0 is an earlier state, v2.0.0 the present one."""
     folder = copy_template(tmp_path_factory.mktemp("releases") / "template")
     package = folder / "template" / "src" / "{{ package_name }}"
+    digits = folder / DIGITS / "src" / "{{ package_name }}"
     present = {path: path.read_bytes() for path in folder.rglob("template/**/*") if path.is_file()}
 
     # The earlier state: a test set of another size, no schedule, one more module, and every file
     # ended with another line.
-    replace(package / "data.py", "synthesize(4_001, seed=2)", "synthesize(3_000, seed=2)")
+    replace(digits / "data.py", "synthesize(4_001, seed=2)", "synthesize(3_000, seed=2)")
     replace(package / "train.py", '"""The training loop."""', '"""The old loop."""')
     (package / "schedule.py").unlink()
     for path in present:
