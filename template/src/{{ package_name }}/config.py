@@ -46,8 +46,8 @@ class Settings:
     dry_run: bool = False
     """set everything up, print what would happen, write nothing"""
 
-    dataset: str = "mnist"
-    """{mnist,synthetic}, or what data.py makes of it; synthetic needs no file"""
+    dataset: str = "synthetic"
+    """which one of data.py"""
     data_dir: str = "data"
     """folder of the dataset's files"""
     workers: Count = 0
@@ -250,7 +250,7 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
     if settings.experiment in (".", "..") or not re.fullmatch(r"[^/\\]+", settings.experiment):
         raise UsageError(
             f"{source}experiment is {settings.experiment!r}: it is the name of one folder in "
-            "run_root, such as mnist-large"
+            "run_root, such as baseline"
         )
     if set(settings.register_model or "") & set("/:"):
         raise UsageError(
