@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MEASURED = ("time", "system/", "train/images_per_second", "train/data_seconds")
-
 
 def reproducible(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without what depends on the machine's speed."""
-    return [
-        {name: value for name, value in line.items() if not name.startswith(MEASURED)}
-        for line in lines
-    ]
+    return [{name: value for name, value in line.items() if not measured(name)} for line in lines]
+
+
+def measured(name: str) -> bool:
+    """Return whether a metric depends on the machine's speed."""
+    beginnings = ("time", "system/", "train/data_seconds")
+    return name.startswith(beginnings) or name.endswith("_per_second")
