@@ -51,6 +51,7 @@ SAMPLES: dict[str, list[Any]] = {
     "shared_root": ["", "/scratch/ada"],
     "monitoring_servers": [[], ["tensorboard"]],
     "sweep": ["none", "optuna", "wandb"],
+    "example": ["digits", "text", "table"],
     "comm_check": [True, False],
     "ci": ["none", "github", "gitlab"],
 }
@@ -132,6 +133,7 @@ def complete(answers: Mapping[str, Any]) -> Answers:
         "comm_check": True,
         "requeue": True,
         "ci": "none",
+        "example": "digits",
         "package_name": "mnist_ddp",
     }
     return {**defaults, **answers}
@@ -153,16 +155,17 @@ ALWAYS = (
     "tests/conftest.py",
     "tests/test_check_comm.py",
     "tests/test_doctor.py",
+    "tests/test_learns.py",
     "tests/test_plot.py",
     "tests/test_train.py",
     "tests/test_yours.py",
 )
 CORE = (
     "__init__ __main__ announce checkpoint config curves data distributed ema errors evaluation "
-    "export figures files heartbeat inference launcher learner metrics mnist model nested networks "
-    "optimizer parts plot position preemption provenance recording report run_lock runs saving "
-    "schedule seeding settings shard_files sharding slurm strategy sums system "
-    "torchrun train update votes workers tracking/__init__ "
+    "export figures files heartbeat inference launcher learner metrics model nested networks "
+    "optimizer parts plot position preemption provenance recording report restore run_lock runs saving "
+    "schedule seeding settings shard_files sharding slurm strategy sums system torchrun train "
+    "update votes workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
     "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
     "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
@@ -180,6 +183,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
     }
+    if a["example"] == "digits":
+        files |= {f"{package}/mnist.py"}
     if "multi_node" in a["launch_modes"]:
         files |= {"docs/multi-node.md"}
     if a["requeue"]:

@@ -7,6 +7,9 @@ from typing import Any
 
 import copier
 
+# What the template has of its default example.
+DIGITS = "template/{{ '.' if example == 'digits' }}"
+
 
 def git(folder: Path, *arguments: str) -> str:
     """Run git in a folder and return what it prints."""

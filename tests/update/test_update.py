@@ -14,7 +14,7 @@ from typing import Any
 import copier
 import pytest
 import yaml
-from histories import commit, contents, git, render, replace
+from histories import DIGITS, commit, contents, git, render, replace
 from renderer import copy_template
 from variants import pairwise_variants
 
@@ -30,6 +30,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this template: v1.0.0 is an earlier state, v2.0.0 the present one."""
     folder = copy_template(tmp_path_factory.mktemp("releases") / "template")
     package = folder / "template" / "src" / "{{ package_name }}"
+    digits = folder / DIGITS / "src" / "{{ package_name }}"
     present = {path: path.read_bytes() for path in folder.rglob("template/**/*") if path.is_file()}
 
     # The earlier state: another number in a module, no schedule, one more module, and every file

@@ -47,8 +47,8 @@ class Settings:
     dry_run: bool = False
     """set everything up, print what would happen, write nothing"""
 
-    dataset: str = "mnist"
-    """{mnist,synthetic}, or what data.py makes of it; synthetic needs no file"""
+    dataset: str = "synthetic"
+    """which one of data.py"""
     data_dir: str = "data"
     """folder of the dataset's files"""
     workers: Count = 0
@@ -251,7 +251,7 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
     if settings.experiment in (".", "..") or not re.fullmatch(r"[^/\\]+", settings.experiment):
         raise UsageError(
             f"{source}experiment is {settings.experiment!r}: it is the name of one folder in "
-            "run_root, such as mnist-large"
+            "run_root, such as baseline"
         )
     for name in ("experiment", "run_root", "run_dir", "resume", "data_dir"):
         if any(len(os.fsencode(part)) > 255 for part in Path(getattr(settings, name) or "").parts):

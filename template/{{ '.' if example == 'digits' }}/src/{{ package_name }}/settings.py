@@ -1,6 +1,7 @@
 """Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
 
-This file is yours. What every training has is in config.py.
+This file is yours. What every training has is in config.py; a field of the same name here gives it
+another default.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from .config import Positive, Share
 class Settings(config.Settings):
     """All settings of a run."""
 
+    dataset: str = "mnist"
+    """mnist, or synthetic, which needs no file"""
     validation_size: Positive = 5000
     """samples of the training set that are held out"""
     streaming: bool = False

@@ -1,0 +1,154 @@
+"""The datasets: training, validation, test. This file is yours: put your own in its place.
+
+A training set is either map-style (a length, and samples by index) or a `ShardStream`;
+sharding.py says which suits what. A batch is what `collate` makes of samples, or PyTorch's own way
+to stack them; model.py gets it as it is. Evaluation sets are map-style.
+"""
+
+import csv
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .errors import UsageError
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class Table(Dataset):
+    """Rows of numbers, held in memory.
+
+    Args:
+        rows: float32 of shape (samples, columns); targets: float32 of shape (samples,).
+    """
+
+    def __init__(self, rows: Tensor, targets: Tensor) -> None:
+        self.rows, self.targets = rows, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index], self.targets[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a whole batch at once: rows (batch, columns), targets (batch,)."""
+        chosen = torch.as_tensor(indices)
+        return self.rows[chosen], self.targets[chosen]
+
+    @staticmethod
+    def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """`__getitems__` made the batch already."""
+        return batch
+
+
+def load(settings: Settings) -> Datasets:
+    """Return the datasets that the settings name; every rank calls this.
+
+    Raises:
+        UsageError: no such dataset, the table can't be read, or it has too few rows.
+    """
+    if settings.dataset == "csv":
+        path = Path(settings.data_dir) / settings.table
+        rows, targets = read(path, settings.columns, settings.target)
+    elif settings.dataset == "synthetic":
+        rows, targets = synthesize(20_000, len(settings.columns), seed=1)
+    else:
+        raise UsageError(f"dataset is '{settings.dataset}': it must be csv or synthetic")
+    held_out = int(len(rows) * settings.held_out)
+    if held_out < 1 or len(rows) <= 2 * held_out:
+        raise UsageError(
+            f"held_out is {settings.held_out}, but the table has {len(rows)} rows: hold out at "
+            "least one row twice, and not all"
+        )
+    # The same rows for each seed of a run, so that their results can be compared.
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    train, validation, test = order.split([len(rows) - 2 * held_out, held_out, held_out])
+    return Datasets(*(Table(rows[part], targets[part]) for part in (train, validation, test)))
+
+
+def download(settings: Settings) -> None:
+    """Say where the table belongs; never called by a rank.
+
+    Raises:
+        UsageError: it is not there, but wanted; or it can't be read.
+    """
+    path = Path(settings.data_dir) / settings.table
+    if settings.dataset == "csv":
+        rows, _ = read(path, settings.columns, settings.target)
+        log.info("%s has %d rows", path, len(rows))
+    else:
+        log.info(
+            "the synthetic table needs no file; for your own, put it into %s, name its columns and "
+            "its target in configs/train.yaml, and train with --dataset csv",
+            path,
+        )
+
+
+def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tensor]:
+    """Return some columns of a CSV file, float32 (rows, columns), and another, float32 (rows,).
+
+    Args:
+        path: its first line has the names of the columns, the others have numbers.
+
+    Raises:
+        UsageError: there is no such file or column, or a value is no number.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = [name.strip() for name in next(csv.reader(file), [])]
+            missing = [name for name in (*columns, target) if name not in names]
+            if missing:
+                raise UsageError(
+                    f"{path} has no column '{missing[0]}', only {', '.join(names)}: name those to "
+                    "use with --columns and --target"
+                )
+            chosen = [names.index(name) for name in (*columns, target)]
+            values = np.loadtxt(file, np.float32, None, ",", usecols=chosen, ndmin=2, quotechar='"')
+    except FileNotFoundError:
+        raise UsageError(
+            f"no {path.name} in {path.parent.resolve()}: put your table there, point --data-dir at "
+            "it, or use --dataset synthetic"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read {path} (the line of names not counted): {error}") from None
+    if not np.isfinite(values).all():
+        row = int(np.isfinite(values).all(axis=1).argmin())
+        raise UsageError(f"{path} has a value that is no finite number in row {row}: leave it out")
+    table = torch.from_numpy(values)
+    return table[:, :-1].contiguous(), table[:, -1].contiguous()
+
+
+def synthesize(samples: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return rows between 0 and 1, and a target that five of the columns decide but for noise.
+
+    The function is Friedman's first (1991, doi:10.1214/aos/1176347963). The same seed gives the
+    same table on every rank.
+
+    Raises:
+        UsageError: there are too few columns for it.
+    """
+    if columns < 5:
+        raise UsageError(f"there are {columns} columns: the synthetic table needs five")
+    draw = np.random.default_rng(seed)
+    rows = draw.random((samples, columns))
+    one, two, three, four, five = rows[:, :5].T
+    targets = 10 * np.sin(np.pi * one * two) + 20 * (three - 0.5) ** 2 + 10 * four + 5 * five
+    targets += draw.normal(size=samples)
+    return torch.from_numpy(rows).float(), torch.from_numpy(targets).float()

@@ -1,0 +1,171 @@
+"""The datasets: training, validation, test. This file is yours: put your own in its place.
+
+A training set is either map-style (a length, and samples by index) or a `ShardStream`;
+sharding.py says which suits what. A batch is what `collate` makes of samples, or PyTorch's own way
+to stack them; model.py gets it as it is. Evaluation sets are map-style.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .errors import UsageError
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+# A token is a byte.
+TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class Windows(Dataset):
+    """Pieces of a text, held in memory: each token of it is in one piece.
+
+    Args:
+        text: tokens, uint8.
+        context: tokens of a piece.
+    """
+
+    def __init__(self, text: Tensor, context: int) -> None:
+        self.text, self.context = text, context
+
+    def __len__(self) -> int:
+        return max(0, len(self.text) - 1) // self.context
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        tokens, following = self.__getitems__([index])
+        return tokens[0], following[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a whole batch at once: tokens, and the one after each, (batch, context)."""
+        first = torch.as_tensor(indices).unsqueeze(1) * self.context
+        pieces = self.text[first + torch.arange(self.context + 1)].long()
+        return pieces[:, :-1], pieces[:, 1:]
+
+    @staticmethod
+    def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """`__getitems__` made the batch already."""
+        return batch
+
+
+def load(settings: Settings) -> Datasets:
+    """Return the datasets that the settings name; every rank calls this.
+
+    Raises:
+        UsageError: no such dataset, there is no text, or it is too short.
+    """
+    if settings.dataset == "text":
+        text = read(Path(settings.data_dir))
+    elif settings.dataset == "synthetic":
+        text = encode(synthesize(1_000_000, seed=1))
+    else:
+        raise UsageError(f"dataset is '{settings.dataset}': it must be text or synthetic")
+    held_out = int(len(text) * settings.held_out)
+    if held_out <= settings.context or len(text) <= 3 * held_out:
+        raise UsageError(
+            f"the text has {len(text)} bytes, too few for a context of {settings.context} and two "
+            f"times {settings.held_out} of it held out: change --context, --held-out or the text"
+        )
+    parts = text.split([len(text) - 2 * held_out, held_out, held_out])
+    return Datasets(*(Windows(part, settings.context) for part in parts))
+
+
+def download(settings: Settings) -> None:
+    """Say where the text belongs; never called by a rank.
+
+    Raises:
+        UsageError: it is not there, but wanted.
+    """
+    if settings.dataset == "text":
+        text = read(Path(settings.data_dir))
+        log.info("the text in %s has %d bytes", settings.data_dir, len(text))
+    else:
+        log.info(
+            "the synthetic text needs no file; for your own, put it into %s as .txt files, and "
+            "train with --dataset text",
+            settings.data_dir,
+        )
+
+
+def read(folder: Path) -> Tensor:
+    """Return the bytes of all .txt files of a folder, in the order of their names.
+
+    Raises:
+        UsageError: there are none, or one can't be read.
+    """
+    try:
+        files = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.txt"))]
+    except OSError as error:
+        raise UsageError(f"can't read {error.filename}: {error.strerror}") from None
+    if not files:
+        raise UsageError(
+            f"no .txt file in {folder.resolve()}: put your text there, point --data-dir at it, or "
+            "use --dataset synthetic"
+        )
+    return torch.from_numpy(np.concatenate(files))
+
+
+def encode(text: str) -> Tensor:
+    """Return a text as tokens, uint8."""
+    return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
+
+
+def decode(tokens: Tensor) -> str:
+    """Return tokens as a text."""
+    return bytes(tokens.tolist()).decode("utf-8", errors="replace")
+
+
+NOUNS = ("bird", "boat", "cat", "child", "dog", "farmer", "king", "river", "teacher", "train")
+VERBS = ("follow", "hear", "like", "pass", "remember", "see")
+ADJECTIVES = ("bright", "fast", "happy", "little", "old", "quiet", "wild")
+
+
+def synthesize(length: int, seed: int) -> str:
+    """Return a text of sentences such as "the old kings that a dog sees like the river."
+
+    There is something to learn for long: letters make words, words have an order, and a verb agrees
+    with its noun, also across a clause. The same seed gives the same text on every rank.
+    """
+    draw = random.Random(seed)
+    parts: list[str] = []
+    missing = length
+    while missing > 0:
+        parts.append(f"{_clause(draw)}.\n")
+        missing -= len(parts[-1])
+    return "".join(parts)[:length]
+
+
+def _clause(draw: random.Random) -> str:
+    subject, verb = _noun_and_verb(draw)
+    if draw.random() < 0.4:
+        other, does = _noun_and_verb(draw)
+        subject += f" that {other} {does}"
+    return f"{subject} {verb} {_noun_and_verb(draw)[0]}"
+
+
+def _noun_and_verb(draw: random.Random) -> tuple[str, str]:
+    """Return a noun with its article, and a verb in the same number."""
+    several = draw.random() < 0.5
+    noun = draw.choice(NOUNS)
+    plural = "children" if noun == "child" else f"{noun}s"
+    words = [draw.choice(("the", "some" if several else "one"))]
+    words += [draw.choice(ADJECTIVES)] if draw.random() < 0.5 else []
+    verb = draw.choice(VERBS)
+    singular = f"{verb}es" if verb == "pass" else f"{verb}s"
+    return " ".join([*words, plural if several else noun]), verb if several else singular

@@ -1,0 +1,27 @@
+"""Figures of what the network makes of the test set. This file is yours too."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+
+def draw(
+    sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Mapping[str, Tensor]
+) -> dict[str, Figure]:
+    """Return the figures, by name; {} for none.
+
+    Args:
+        sums: what `measure` of model.py returned, summed over the test set.
+        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
+    """
+    return {"loss_at_position": loss_at_position(sums["loss_at_position"], sums["weight"])}
+
+
+def loss_at_position(losses: Tensor, tokens: Tensor) -> Figure:
+    """Draw the mean loss of the tokens that the network knew so many others before."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="tokens seen", ylabel="loss", ylim=(0, None))
+    axes.plot(range(1, len(losses) + 1), losses * len(losses) / tokens)
+    axes.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,152 @@
+"""The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .data import TOKENS, decode, encode
+from .errors import UsageError
+from .learner import Learner
+from .settings import Settings
+
+
+class Attention(nn.Module):
+    """Causal self-attention: each token takes in what those up to it have to say.
+
+    Args of `forward`: features of shape (batch, tokens, width), which it returns too.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.inputs = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        parts = self.inputs(features).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, width)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    """A layer of the transformer: attention, then a network on each token alone."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(
+            nn.LayerNorm(width), Attention(width, heads, dropout), nn.Dropout(dropout)
+        )
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width, bias=False),
+            nn.GELU(),
+            nn.Linear(4 * width, width, bias=False),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        features = features + self.attention(features)
+        return features + self.feed_forward(features)
+
+
+class GPT(nn.Module):
+    """A transformer that predicts the next token (Radford et al. 2019).
+
+    Args of `forward`: tokens, int64, of shape (batch, up to `context`). Returns the logits of the
+    token after each: (batch, tokens, TOKENS).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        width = settings.width
+        self.tokens = nn.Embedding(TOKENS, width)
+        self.positions = nn.Embedding(settings.context, width)
+        self.dropout = nn.Dropout(settings.dropout)
+        # With --strategy fsdp, ranks put together a block at a time.
+        self.blocks = nn.Sequential(
+            *(Block(width, settings.heads, settings.dropout) for _ in range(settings.layers))
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, TOKENS, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            # Blocks add up: the more there are, the less each begins with.
+            if name.endswith(("output.weight", "feed_forward.3.weight")):
+                parameter.data /= (2 * settings.layers) ** 0.5
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        features = self.dropout(self.tokens(tokens) + self.positions(places))
+        return self.head(self.norm(self.blocks(features)))
+
+
+Batch = tuple[Tensor, Tensor]  # tokens and those that follow, both int64 (batch, context)
+
+
+class Model(Learner):
+    """A GPT on text: learner.py says what each method is for, and which others there are."""
+
+    best = ("validation/loss", "min")
+    unit = "tokens"
+
+    def build(self) -> nn.Module:
+        width, heads = self.settings.width, self.settings.heads
+        if width % heads:
+            raise UsageError(f"width is {width}, which {heads} heads can't share: use a multiple")
+        return GPT(self.settings)
+
+    def optimizers(self, network: nn.Module) -> torch.optim.Optimizer:
+        matrices = {m.weight for m in network.modules() if isinstance(m, nn.Linear)}
+        others = [each for each in network.parameters() if each not in matrices]
+        groups = [
+            {"params": [each for each in network.parameters() if each in matrices]},
+            {"params": others, "weight_decay": 0.0},  # embeddings, and what normalizes
+        ]
+        decay = self.settings.weight_decay
+        return torch.optim.AdamW(groups, self.settings.lr, betas=(0.9, 0.95), weight_decay=decay)
+
+    def weigh(self, batch: Batch) -> int:
+        return batch[1].numel()
+
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        tokens, following = batch
+        return token_losses(network(tokens), following).mean()
+
+    def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        tokens, following = batch
+        losses = token_losses(network(tokens), following)
+        return {"loss": losses.sum(), "loss_at_position": losses.sum(dim=0)}
+
+    def conclude(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        loss = sums["loss"] / sums["weight"]
+        return {"loss": loss, "perplexity": loss.exp()}
+
+    def predict(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        tokens, following = batch
+        logits = network(tokens)
+        losses = token_losses(logits, following)
+        return {"perplexity": losses.mean(dim=1).exp(), "next": logits[:, -1].argmax(dim=1)}
+
+    def describe(self, prediction: dict[str, Tensor]) -> dict[str, float | str]:
+        following = decode(prediction["next"].reshape(1))
+        return {"perplexity": float(prediction["perplexity"]), "next": following}
+
+    @torch.no_grad()
+    def write(self, network: nn.Module, begin: str, length: int = 200) -> str:
+        """Return a text and so many tokens more, each drawn by its probability."""
+        tokens = encode(begin).long().unsqueeze(0)
+        for _ in range(length):
+            logits = network(tokens[:, -self.settings.context :])[:, -1]
+            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(1), 1)], dim=1)
+        return decode(tokens[0])
+
+
+def token_losses(logits: Tensor, following: Tensor) -> Tensor:
+    """Return the loss of each token, of the shape of `following`."""
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), following.flatten(), reduction="none")
+    return losses.view_as(following)

@@ -1,0 +1,46 @@
+"""Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
+
+This file is yours. What every training has is in config.py; a field of the same name here gives it
+another default.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from . import config
+from .config import Positive, Rate, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(config.Settings):
+    """All settings of a run."""
+
+    dataset: str = "synthetic"
+    """text: the *.txt files in DATA_DIR; synthetic: made-up sentences, which need no file"""
+    held_out: Share = 0.05
+    """share of a text's end that is for the test, and as much before it for the validation"""
+    context: Positive = 64
+    """tokens that the network sees at once"""
+    layers: Positive = 4
+    """blocks of the network"""
+    heads: Positive = 4
+    """attention heads of a block"""
+    width: Positive = 64
+    """features of a token inside the network; the heads share them"""
+    dropout: Share = 0.0
+    """share of the features that is dropped in training"""
+    weight_decay: Share = 0.1
+    """of AdamW, on the matrices alone"""
+
+    batch_size: Positive = 32
+    """samples of CONTEXT tokens that a rank takes at once"""
+    test_batch_size: Positive = 128
+    """the same in evaluation"""
+    lr: Rate = 3e-3
+    """peak learning rate"""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """how the learning rate falls after the warm-up"""
+    warmup: Share = 0.1
+    """share of the run in which the learning rate rises"""
+    clip_norm: Rate | None = 1.0
+    """largest norm of the gradient; null in YAML, None as a flag: any"""
