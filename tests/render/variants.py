@@ -163,9 +163,9 @@ ALWAYS = (
 CORE = (
     "__init__ __main__ announce checkpoint config curves data distributed ema errors evaluation "
     "export figures files heartbeat inference launcher learner metrics model nested networks "
-    "optimizer parts plot position preemption provenance recording report restore run_lock runs saving "
-    "schedule seeding settings shard_files sharding slurm strategy sums system torchrun train "
-    "update votes workers tracking/__init__ "
+    "optimizer parts plot position preemption provenance recording report restore run_lock "
+    "runs saving schedule seeding settings shard_files sharding slurm strategy sums system "
+    "torchrun train update votes workers tracking/__init__ "
     "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
     "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
     "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"

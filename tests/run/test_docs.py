@@ -3,17 +3,19 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from renderer import TEMPLATE, copy_template
+from reproducible import reproducible
 
-from .conftest import PATIENCE, clean_environment, srun
+from .conftest import PATIENCE, Job, clean_environment, srun
 
 # A Python whose environments borrow the tests' packages, pip among them, to save the downloads.
 PYTHON = """#!/bin/bash
@@ -57,108 +59,108 @@ def test_the_demo(tmp_path: Path) -> None:
     assert (root / ".demo/project/README.md").is_file()
 
 
-@pytest.fixture(scope="module")
-def cifar(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project into which all blocks of the page on one's own model are put, as it says."""
-    root = tmp_path_factory.mktemp("own") / "demo"
+# Each complete example of the page, with what makes it small.
+EXAMPLES = {
+    "A GAN": ("--width=16", "--max-steps=200"),
+    "Fine-tuning with transformers": ("--width=8", "--max-steps=80"),
+    "Segmentation": ("--channels=4", "--max-steps=80"),
+}
+
+
+def put(project: Path, root: Path, title: str) -> Path:
+    """Return a copy of a project with the files of an example of the page."""
     shutil.copytree(project, root)
-    text = (TEMPLATE / "docs/own-model.md").read_text("utf-8")
-    blocks = {name.replace("<package>", "demo"): block for name, block in BLOCK.findall(text)}
-    for name in ("data.py", "model.py"):
-        (root / "src/demo" / name).write_text(blocks.pop(f"src/demo/{name}").lstrip())
-    insert(root / "src/demo/config.py", "validation_size", blocks.pop("src/demo/config.py"))
-    replace(root / "src/demo/figures.py", "axes.imshow(image[0]", blocks.pop("src/demo/figures.py"))
-    settings = root / "configs/train.yaml"
-    block = blocks.pop("configs/train.yaml")
-    settings.write_text(
-        yaml.safe_dump(yaml.safe_load(settings.read_text()) | yaml.safe_load(block))
-    )
-    assert not blocks, "a block of a file that nothing is done with"
+    _, part = (TEMPLATE / "docs/own-model.md").read_text("utf-8").split(f"\n### {title}\n")
+    for name, block in BLOCK.findall(re.split("^##", part, flags=re.MULTILINE)[0]):
+        path = root / name.replace("<package>", "demo")
+        above, below, _ = path.read_text().partition("\ndataset:")
+        path.write_text(f"{above}\n{block}" if below and path.suffix == ".yaml" else block)
     return root
 
 
-def insert(path: Path, field: str, block: str) -> None:
-    """Put a field behind another and its description."""
-    lines = path.read_text().splitlines(keepends=True)
-    at = next(number for number, line in enumerate(lines) if line.startswith(f"    {field}:"))
-    path.write_text("".join([*lines[: at + 2], block, *lines[at + 2 :]]))
+@pytest.fixture(scope="module", params=EXAMPLES)
+def example(
+    request: pytest.FixtureRequest, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Sequence[str]]:
+    """A project with the files of an example, and flags."""
+    flags = ("--log-every=1", "--validate-every=30", *EXAMPLES[request.param])
+    return put(project, tmp_path_factory.mktemp("example") / "demo", request.param), flags
 
 
-def replace(path: Path, start: str, block: str) -> None:
-    """Put a block in the place of the one line that begins with something."""
-    lines = path.read_text().splitlines(keepends=True)
-    (at,) = (number for number, line in enumerate(lines) if line.lstrip().startswith(start))
-    path.write_text("".join([*lines[:at], block, *lines[at + 1 :]]))
+@pytest.fixture(scope="module")
+def whole(
+    example: tuple[Path, Sequence[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Job]:
+    """Its run without a stop, by the number of ranks."""
+    root, flags = example
+    folder = tmp_path_factory.mktemp("whole")
+    return {ranks: srun(root, folder / str(ranks), ranks, *flags).wait() for ranks in (2, 3)}
 
 
-def test_another_model_and_dataset_train(cifar: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    draw = np.random.default_rng(0)
-    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
-        labels = draw.integers(0, 10, 400)
-        pixels = draw.integers(0, 128, (400, 3, 1024), np.uint8)
-        for picture, label in zip(pixels, labels, strict=True):
-            picture[label % 3, 96 * label : 96 * label + 128] += 127
-        records = np.concatenate([labels[:, None].astype(np.uint8), pixels.reshape(400, -1)], 1)
-        records.tofile(data / f"{name}.bin")
-    flags = ("--dataset=cifar10", "--validation-size=400", "--batch-size=32", "--max-steps=80")
-    job = srun(cifar, tmp_path / "run", 2, f"--data-dir={data}", *flags)
-    assert job.wait().summary["test_accuracy"] > 0.5, job.log
-    assert "figures.py failed" not in job.log
-    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["augment"] is True
-    missing = srun(cifar, tmp_path / "other", 1, f"--data-dir={tmp_path}", *flags).wait()
-    assert missing.codes == [1] and "has no data_batch_1.bin" in missing.log
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_example_is_stopped_and_goes_on_bit_for_bit(
+    example: tuple[Path, Sequence[str]], whole: dict[int, Job], tmp_path: Path, ranks: int
+) -> None:
+    root, flags = example
+    job = srun(root, tmp_path / "run", ranks, *flags)
+    job.wait_for_step(5)
+    job.processes[-1].send_signal(signal.SIGTERM)
+    assert job.wait().codes == [75] * ranks, job.log
+    resumed = srun(root, tmp_path / "run", ranks, *flags).wait()
+    expected = whole[ranks].summary
+    assert 5 <= resumed.summary["resumed_from_step"] < expected["global_step"]
+    assert resumed.summary["parameters_sha256"] == expected["parameters_sha256"]
+    assert reproducible(resumed.metrics()) == reproducible(whole[ranks].metrics())
+    assert "figures.py failed" not in resumed.log
+
+
+USE = """
+import sys
+from demo import data, export, inference
+
+source, output, *rest = sys.argv[1:]
+trained = inference.load(source)
+trained.predict(trained.example(data.load(trained.settings).test, 2))
+for number in "12":
+    inference.main([source, "--output", f"{output}/{number}.jsonl"])
+export.main([source, "--output", f"{output}/network.pt2", *rest])
+"""
+
+
+def test_an_example_predicts_and_is_exported(
+    example: tuple[Path, Sequence[str]], whole: dict[int, Job], tmp_path: Path
+) -> None:
+    root, _ = example
+    network = ["--network=generator"] * (
+        "discriminator" in (root / "src/demo/model.py").read_text()
+    )
+    run([sys.executable, "-c", USE, str(whole[2].run_dir), str(tmp_path), *network], root)
+    lines = (tmp_path / "1.jsonl").read_text()
+    assert len(lines.splitlines()) in (2_001, 501, 201)
+    assert (tmp_path / "2.jsonl").read_text() == lines
+    assert (tmp_path / "network.pt2").is_file()
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["pytest", "-q", "tests/test_yours.py", "tests/test_train.py"], ["ruff", "check", "."]],
+    "command", [["pytest", "-q", "tests/test_yours.py"], ["ruff", "check", "."]]
 )
-def test_its_own_tests_and_linters_pass(cifar: Path, command: list[str]) -> None:
+def test_its_own_tests_and_linters_pass(
+    example: tuple[Path, Sequence[str]], command: list[str]
+) -> None:
+    run([sys.executable, "-m", *command], example[0])
+
+
+def run(command: list[str], root: Path) -> None:
+    """Run a command in a project."""
+    env = clean_environment(root)
     done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=cifar,
-        env=clean_environment(cifar),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
+        command, cwd=root, env=env, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-NAMED_DATA = """
-
-class Named(Digits):
-    def __getitems__(self, indices):
-        images, labels = super().__getitems__(indices)
-        return {"picture": images, "more": (labels, "a note")}, labels
-
-
-def load(settings, plain=load):
-    sets = plain(settings)
-    sets = (sets.train, sets.validation, sets.test)
-    return Datasets(*(Named(each.images, each.labels) for each in sets))
-"""
-NAMED_MODEL = """
-
-class FromNames(Network):
-    def forward(self, inputs):
-        assert inputs["more"][0].shape == (len(inputs["picture"]),)
-        return super().forward(inputs["picture"])
-
-
-def build():
-    return FromNames()
-"""
-
-
-def test_inputs_may_be_dictionaries_of_tensors(project: Path, tmp_path: Path) -> None:
-    named = tmp_path / "demo"
-    shutil.copytree(project, named)
-    for name, text in (("data.py", NAMED_DATA), ("model.py", NAMED_MODEL)):
-        with (named / "src/demo" / name).open("a") as file:
-            file.write(text)
-    jobs = [srun(each, tmp_path / f"run{each.parent.name}", 2) for each in (named, project)]
-    first, second = (job.wait().summary["parameters_sha256"] for job in jobs)
-    assert first == second
+def test_the_smallest_model_trains(project: Path, tmp_path: Path) -> None:
+    root = put(project, tmp_path / "demo", "The smallest model")
+    summary = srun(root, tmp_path / "run", 1, "--lr=0.01").wait().summary
+    assert 0 < summary["test_loss"] < 1.5
+    assert summary["best_step"] == 30

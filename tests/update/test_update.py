@@ -14,7 +14,7 @@ from typing import Any
 import copier
 import pytest
 import yaml
-from histories import DIGITS, commit, contents, git, render, replace
+from histories import commit, contents, git, render, replace
 from renderer import copy_template
 from variants import pairwise_variants
 
@@ -22,7 +22,10 @@ ANSWERS = {"package_name": "demo", "partition": "gpu", "modules": "cuda/12.4"}
 # Copier's own record, and a file that is full of lines of the same kind.
 UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt")
 # What is the user's from the first day on.
-OWN = ("configs/train.yaml", "src/demo/model.py", "src/demo/data.py", "src/demo/figures.py")
+OWN = (
+    "configs/train.yaml",
+    *(f"src/demo/{name}.py" for name in ("model", "data", "figures", "settings")),
+)
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +33,6 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this template: v1.0.0 is an earlier state, v2.0.0 the present one."""
     folder = copy_template(tmp_path_factory.mktemp("releases") / "template")
     package = folder / "template" / "src" / "{{ package_name }}"
-    digits = folder / DIGITS / "src" / "{{ package_name }}"
     present = {path: path.read_bytes() for path in folder.rglob("template/**/*") if path.is_file()}
 
     # The earlier state: another number in a module, no schedule, one more module, and every file

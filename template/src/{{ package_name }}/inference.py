@@ -23,6 +23,7 @@ from .distributed import World, autocast, joined, set_up_logging
 from .errors import UsageError
 from .files import write_atomically
 from .learner import Learner, model_class
+from .seeding import seed_torch
 from .sharding import evaluation_batches
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: Worl
     turns, a batch each, so that rank 0 holds no more than a batch of each.
     """
     length = len(dataset)  # type: ignore[arg-type]
+    seed_torch("predictions", trained.settings.seed, world.rank, trained.step)
     mine = range(world.rank, length, world.size)
     batches = evaluation_batches(dataset, mine, batch_size, trained.settings.workers)
     for number in range(math.ceil(len(range(0, length, world.size)) / batch_size)):
