@@ -2,7 +2,8 @@
 
 Two ways, chosen by the type of the dataset that data.py returns:
 - a map-style dataset (it has a length and an index) is read through `EpochSampler`: any order,
-  resume behind the same samples on any world size. Best for data in memory or in files that are opened one by one.
+  resume behind the same samples on any world size. Best for data in memory or in files that are
+  opened one by one.
 - a `ShardStream` is read from front to back, each shard by one reader. Best for large archives and
   for data that can only be streamed.
 """
