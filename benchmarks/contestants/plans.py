@@ -49,7 +49,7 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
             parts[name_in_shards(place)] = leaf
 
     each_leaf(take, state)
-    writer, planner = dcp.FileSystemWriter(folder), dcp.DefaultSavePlanner()
+    writer, planner = shard_files._Writer(folder), dcp.DefaultSavePlanner()
     writer.set_up_storage_writer(True)
 
     def own() -> SavePlan:
@@ -80,7 +80,7 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
         "all plans again ms": later.ms,
         "own plan KiB": len(sent[0]) / 1024,
         "all plans KiB": sum(map(len, sent)) / 1024,
-        "list KiB": (folder / ".metadata").stat().st_size / 1024,
+        "list KiB": (folder / shard_files.LIST).stat().st_size / 1024,
         "list ms": milliseconds(shard_files._Reader(folder).read_metadata),
         "shard files": sum(bool(plan.items) for plan in plans) + 2,  # the list, the .pt file
     }

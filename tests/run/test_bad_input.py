@@ -184,3 +184,56 @@ def test_a_checkpoint_of_another_network(project: Path, launch: Launch, tmp_path
     assert job.codes == [1]
     assert "does not fit the network in model.py" in job.log
     assert "Traceback" not in job.log
+
+
+def test_a_checkpoint_that_lacks_keys(launch: Launch, tmp_path: Path) -> None:
+    import torch
+
+    launch(1, "--max-steps=1")
+    path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
+    state = torch.load(path, weights_only=True)
+    del state["meter"]["samples"]
+    torch.save(state, path)
+    job = launch(1, *QUICK)
+    assert job.codes == [1]
+    assert "was not saved by this version of the project (KeyError: 'samples')" in job.log
+    assert "Traceback" not in job.log
+
+
+NAME = "n" * 300
+
+
+@pytest.mark.parametrize("flag", ["experiment", "run-root", "run-dir", "resume", "data-dir"])
+def test_a_name_that_is_too_long(project: Path, flag: str) -> None:
+    from demo.config import parse
+    from demo.errors import UsageError
+
+    message = f"{flag.replace('-', '_')} holds a name of more than 255 bytes"
+    with pytest.raises(UsageError, match=message):
+        parse([f"--{flag}={NAME}"])
+
+
+@pytest.mark.parametrize("command", [["runs", NAME], ["plot", NAME], ["train", f"--config={NAME}"]])
+def test_a_name_that_is_too_long_for_other_commands(
+    project: Path, tmp_path: Path, command: list[str]
+) -> None:
+    job = spawn(project, tmp_path / "run", [["demo", *command]], [{}]).wait()
+    assert job.codes == [1]
+    assert job.log.startswith("error: ") and job.log.count("\n") == 1, job.log
+
+
+def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None:
+    from demo.config import load_yaml
+    from demo.curves import read_settings
+    from demo.errors import UsageError
+    from demo.files import read_lines
+    from demo.tracking.fanout import known_ids
+
+    brackets = "[" * 100_000
+    for name in ("config.yaml", "provenance.json", "trackers.json", "metrics.jsonl"):
+        (tmp_path / name).write_text(brackets)
+    assert read_settings(tmp_path) == known_ids(tmp_path, 0) == {}
+    with pytest.raises(UsageError, match="is not YAML: maximum recursion depth"):
+        load_yaml(tmp_path / "config.yaml")
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{brackets}\n{{"step": 2}}\n')
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2]

@@ -212,31 +212,61 @@ def test_another_world_size_goes_on_and_says_that_it_is_not_exact(
 
 
 def test_a_corrupt_checkpoint_is_skipped_with_a_warning(launch: Launch, tmp_path: Path) -> None:
-    flags = ("--checkpoint-every=10", "--keep-checkpoints=9")
+    flags = ("--checkpoint-every=8", "--keep-checkpoints=9")
     whole = launch(2, *flags)
     folder = tmp_path / "run" / "checkpoints"
     assert [path.name for path in sorted(folder.glob("*.pt"))] == [
-        f"step-{step:08}.pt" for step in (10, 20, 30)
+        f"step-{step:08}.pt" for step in (8, 16, 24, 30)
     ]
-    newest, second = folder / "step-00000030.pt", folder / "step-00000020.pt"
+    newest, second, third = (folder / f"step-{step:08}.pt" for step in (30, 24, 16))
     os.truncate(newest, newest.stat().st_size // 2)
     # A single changed byte, deep in a tensor, which torch.load does not notice.
     content = bytearray(second.read_bytes())
     content[len(content) // 2] ^= 0xFF
     second.write_bytes(content)
+    # One that no checksum is of, but without which torch reads nothing.
+    damage_header(third)
 
     resumed = launch(2, *flags)
     assert "skipping the corrupt checkpoint" in resumed.log
-    assert resumed.log.count("skipping") == 2, "rank 0 alone looks"
-    assert resumed.summary["resumed_from_step"] == 10
+    assert resumed.log.count("skipping") == 3, "rank 0 alone says so"
+    assert "skipping a checkpoint that can't be loaded" in resumed.log
+    assert resumed.summary["resumed_from_step"] == 8
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
     assert "starting from step 0" not in resumed.log
+    # A later resume must not find them, nor wrongly go on from them.
+    aside = [path.name for path in sorted((tmp_path / "run/earlier-1/checkpoints").iterdir())]
+    assert aside == [third.name, second.name, newest.name]
 
-    for path in folder.glob("*.pt"):
+
+def damage_header(path: Path) -> None:
+    """Change a byte by which torch, not zipfile, knows that an archive is all of one disk."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 35] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Path) -> None:
+    flags = ("--checkpoint-every=8", "--log-every=1")
+    run = tmp_path / "run"
+    launch(1, *flags)
+    for path in run.glob("checkpoints/*.pt"):
         os.truncate(path, 100)
-    anew = launch(1, *flags)
+    kept = ("metrics.jsonl", "summary.json", *(f"checkpoints/{p.name}" for p in checkpoints(run)))
+    before = {name: (run / name).read_bytes() for name in kept}
+
+    anew = launch(1, *flags, "--max-steps=4")
     assert "can be read: starting from step 0" in anew.log
+    assert "moved what an earlier run had left" in anew.log
     assert anew.summary["resumed_from_step"] is None
+    assert {name: (run / "earlier-1" / name).read_bytes() for name in kept} == before
+    assert [path.name for path in checkpoints(run)] == ["step-00000004.pt"]
+    assert {line["step"] for line in anew.metrics()} == {1, 2, 3, 4}
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run."""
+    return sorted(run.glob("checkpoints/*.pt"))
 
 
 def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: Path) -> None:
@@ -257,17 +287,27 @@ def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: P
 def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
     project: Path, tmp_path: Path
 ) -> None:
-    from demo.checkpoint import Checkpoints, find_fault
+    from demo.checkpoint import Checkpoints, UnreadableError, find_fault, load
 
     checkpoints = Checkpoints(tmp_path, keep=1)
-    assert checkpoints.save({"step": 1000, "weights": torch.zeros(8)}, 1000)
+    state = dict.fromkeys(("network", "optimizer", "samples_per_step"))
+    assert checkpoints.save(state | {"step": 1000, "weights": torch.zeros(8)}, 1000)
     newer = tmp_path / "step-00001000.pt"
     whole = newer.read_bytes()
-    for position in range(0, len(whole), 7):
+    loaded = 0
+    for position in range(len(whole)):
         newer.write_bytes(
             whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
         )
-        find_fault(newer)  # whatever it finds, it says so and does not raise
+        if find_fault(newer):  # whatever it finds, it says so and does not raise
+            continue
+        try:
+            state = load(newer)
+        except UnreadableError:
+            continue
+        loaded += 1
+        assert state["weights"].eq(0).all() and state["step"] == 1000, position
+    assert loaded, "some bytes mean nothing"
     newer.write_bytes(whole[: len(whole) // 2])
     # A run that went on from elsewhere saves an earlier step: that is the one to keep.
     assert checkpoints.save({"step": 600}, 600)

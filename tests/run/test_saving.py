@@ -1,9 +1,12 @@
 """Checkpoints are written behind the training, one at a time, and none is half written."""
 
+import errno
+import io
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -96,3 +99,117 @@ def test_a_state_is_written_as_it_is(saver: "Saver", tmp_path: Path) -> None:
     # The versions of the layers' states, by which torch reads old ones.
     assert found["network"]._metadata == state["network"]._metadata
     assert found["network"]["0.weight"].stride() == network[0].weight.stride()
+
+
+class Failing(io.FileIO):
+    """A file of a disk, or of a network, that fails at some of all reads."""
+
+    reads = 0
+    failures = range(0)
+
+    def readinto(self, *arguments: Any) -> int | None:  # noqa: ANN401
+        Failing.reads += 1
+        if Failing.reads in Failing.failures:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().readinto(*arguments)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let files be read from a failing disk; return how long has been waited each time."""
+    waits: list[float] = []
+    monkeypatch.setattr("demo.checkpoint.time.sleep", waits.append)
+    ordinary = Path.open
+
+    def opened(path: Path, mode: str) -> IO[bytes]:
+        return io.BufferedReader(Failing(path)) if mode == "rb" else ordinary(path, mode)
+
+    monkeypatch.setattr("demo.checkpoint.Path.open", opened)
+    return waits
+
+
+STATE = {"network": {}, "optimizer": {}, "samples_per_step": 1, "weights": torch.zeros(10_000)}
+
+
+def test_a_failing_disk_is_no_damage(saver: "Saver", tmp_path: Path, waits: list[float]) -> None:
+    """Wherever it fails: while damage is looked for, or while the checkpoint is loaded."""
+    from demo.checkpoint import Checkpoints, candidates, load_first
+    from demo.errors import UsageError
+
+    folder = Checkpoints(tmp_path / "checkpoints")
+    assert folder.save(STATE, 1) and folder.save(STATE, 2)
+
+    def first(failures: range) -> Path:
+        Failing.reads, Failing.failures = 0, failures
+        waits.clear()
+        found = load_first(candidates("auto", tmp_path), lambda *_: None, saver.world)
+        assert found
+        return found[0]
+
+    assert first(range(0)) == folder.path(2) and not waits
+    reads = Failing.reads
+    assert reads >= 4, "of the search and of the load"
+    for read in range(1, reads + 1):
+        assert first(range(read, read + 2)) == folder.path(2), read
+        assert len(waits) <= 2
+        with pytest.raises(UsageError, match=r"can't read .*step-00000002.pt: .*\(errno 5\)"):
+            first(range(read, 10_000))
+        assert len(waits) == 3
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(
+    project: Path, tmp_path: Path, waits: list[float]
+) -> None:
+    from demo.checkpoint import Checkpoints
+    from demo.errors import UsageError
+
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(UsageError, match=r"can't read .*checkpoints: .* \(errno \d+\)"):
+        Checkpoints(tmp_path / "checkpoints").newest()
+    assert waits, "it was tried again"
+
+
+def test_a_checkpoint_that_another_process_removes_meanwhile(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then there is a newer one."""
+    from demo import checkpoint
+
+    folder = checkpoint.Checkpoints(tmp_path, keep=1)
+    assert folder.save(STATE, 1)
+
+    def pruned(path: Path) -> str | None:
+        monkeypatch.undo()
+        assert folder.save(STATE, 2) and not path.exists()
+        return checkpoint.find_fault(path)
+
+    monkeypatch.setattr(checkpoint, "find_fault", pruned)
+    assert folder.newest() == folder.path(2)
+
+
+def test_all_ranks_take_the_same_checkpoint(
+    saver: "Saver", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one of them can't load it, none does; where none can be loaded, none is replaced."""
+    from demo import checkpoint
+
+    folder = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    assert folder.save(STATE, 1) and folder.save(STATE, 2)
+    answers: list[Exception] = []
+    monkeypatch.setattr(
+        saver.world, "gather", lambda own: [own, answers.pop() if answers else None]
+    )
+
+    def first(resume: str = "auto", run: str = "") -> tuple[Path, dict[str, Any]] | None:
+        found = checkpoint.candidates(resume, tmp_path / run)
+        return checkpoint.load_first(found, lambda *_: None, saver.world)
+
+    for where in ((), (str(tmp_path), "another")):
+        answers[:] = [checkpoint.UnreadableError("of another rank")]
+        loaded = first(*where)
+        assert loaded and loaded[0] == folder.path(1)
+    answers[:] = [checkpoint.UnreadableError(f"{number}") for number in (1, 2)]
+    with pytest.raises(checkpoint.UnreadableError, match="2"):
+        first()
+    shutil.rmtree(folder.folder)
+    assert first() is None

@@ -2,14 +2,13 @@
 
 import json
 import os
-import pickle
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from renderer import render_project
 from reproducible import reproducible
 
@@ -199,23 +198,28 @@ def test_damaged_shards_are_found(
     assert "skipping the corrupt checkpoint" in caplog.text
 
 
-def test_shards_from_elsewhere_run_no_code(project: Path, sharded: Job, tmp_path: Path) -> None:
-    from demo import checkpoint
-    from demo.errors import UsageError
+def test_the_list_of_shards(project: Path, tmp_path: Path) -> None:
+    """One that torch pickled, as in earlier versions, is read; damage of today's is found."""
+    from demo import shard_files
 
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(sharded.run_dir / "checkpoints", folder)
-    path = folder / "step-00000024.pt"
+    written = {"network/a": torch.arange(1000.0).reshape(10, 100), "b": torch.tensor(3)}
+    writers = {"old": dcp.FileSystemWriter, "new": shard_files._Writer}
+    for name, writer in writers.items():
+        dcp.save(written, storage_writer=writer(tmp_path / name), no_dist=True)
+        assert (tmp_path / name / ".metadata").exists() == (name == "old")
+        read = shard_files.read(tmp_path / name, dict.fromkeys(written))
+        torch.testing.assert_close(read, written, rtol=0, atol=0)
+        assert shard_files.find_fault(tmp_path / name) is None
 
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "owned"),)
-
-    (folder / "step-00000024.shards" / ".metadata").write_bytes(pickle.dumps(Evil()))
-    assert "mkdir, which is no plain value" in str(checkpoint.find_fault(path))
-    with pytest.raises(UsageError, match="is no checkpoint: it holds"):
-        checkpoint.load(path)
-    assert not (tmp_path / "owned").exists()
+    path = tmp_path / "new" / shard_files.LIST
+    whole = path.read_bytes()
+    listed = shard_files._read_list(path.parent)
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            assert shard_files._read_list(path.parent) == listed
+        except Exception as error:
+            assert not isinstance(error, AssertionError), position
 
 
 def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ mistyped flag answer at once.
 """
 
 import difflib
+import errno
 import io
 import logging
 import os
@@ -175,6 +176,12 @@ def main() -> None:
             os._exit(1)  # whoever read, such as head, has enough
         if isinstance(error, UsageError):
             print(f"error: {error}", file=sys.stderr)
+        elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            print(
+                f"error: {error.filename}: a name in it is too long for the file system, which "
+                "takes 255 bytes",
+                file=sys.stderr,
+            )
         elif (
             isinstance(error, ModuleNotFoundError)
             and error.name

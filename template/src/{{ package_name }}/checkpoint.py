@@ -4,19 +4,24 @@ A checkpoint is a file, `step-00000500.pt`. Where ranks have parts of the networ
 folder beside it, `step-00000500.shards`.
 """
 
+import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
+import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from .distributed import World
 from .errors import UsageError
 from .files import sync_names, write_atomically
 from .parts import cut_like, whole
@@ -26,6 +31,14 @@ log = logging.getLogger(__name__)
 Place = tuple[Any, ...]  # the keys that lead to a value in nested dictionaries and lists
 
 IN_SHARDS = "<in the shards>"  # stands in the file for a tensor of the folder
+
+WAITS = (0.1, 0.5, 2.0)  # seconds before trying again to read
+
+T = TypeVar("T")
+
+
+class UnreadableError(UsageError):
+    """A checkpoint that is damaged, or a file that is none."""
 
 
 class Checkpoints:
@@ -86,41 +99,71 @@ class Checkpoints:
             "could not write %s (%s); training goes on, and a resume would start from %s",
             path,
             str(error).splitlines()[0],
-            self._named("latest") or "the beginning",
+            getattr(self.latest(), "name", "the beginning"),
         )
 
-    def newest(self) -> Path | None:
-        """Return the newest checkpoint that can be read; say which can't."""
-        # By name, not by `latest`: it may name a file that has been damaged since.
-        found = sorted(self.folder.glob("step-*.pt"), reverse=True)
-        for path in found:
-            fault = find_fault(path)
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, the last one first.
+
+        Raises:
+            UsageError: the folder can't be read.
+        """
+
+        def names() -> list[str]:
+            try:
+                return os.listdir(self.folder)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+        # By their names, not by `latest`: it may name a file that has been damaged since.
+        steps = (step_of(name) for name in patiently(names, self.folder))
+        return sorted((step for step in steps if step is not None), reverse=True)
+
+    def undamaged(self) -> Iterator[Path]:
+        """Yield the checkpoints whose checksums are right, the newest first; say which are damaged.
+
+        Raises:
+            UsageError: one can't be read, which is no damage.
+        """
+        tried: set[int] = set()
+        # Listed again each time: another process may have removed some, and saved newer ones.
+        while left := [step for step in self.steps() if step not in tried]:
+            tried.add(left[0])
+            path = self.path(left[0])
+            fault = patiently(partial(find_fault, path), path)
             if not fault:
-                return path
-            log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
-        if found:
-            log.warning("no checkpoint in %s can be read: starting from step 0", self.folder)
-        return None
+                yield path
+            elif path.exists():
+                log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
+
+    def newest(self) -> Path | None:
+        """Return the newest undamaged checkpoint, None if there is none."""
+        return next(self.undamaged(), None)
 
     def best(self) -> Path | None:
         """Return the best checkpoint by validation accuracy, None before the first validation."""
-        name = self._named("best")
-        return self.folder / name if name else None
+        return self._named("best")
 
     def latest(self) -> Path | None:
         """Return the checkpoint that was saved last, None before the first."""
-        name = self._named("latest")
-        return self.folder / name if name else None
+        return self._named("latest")
 
-    def _named(self, pointer: str) -> str | None:
-        """Return the file name that `latest` or `best` holds."""
+    def _named(self, pointer: str) -> Path | None:
+        """Return the checkpoint that `latest` or `best` names, None if it is not there."""
         path = self.folder / pointer
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        name = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        named = self.folder / name
+        return named if step_of(name) is not None and named.exists() else None
+
+    def newer(self, step: int) -> list[Path]:
+        """Return the files and folders of the checkpoints of later steps."""
+        files = [self.path(each) for each in self.steps() if each > step]
+        return [each for file in files for each in (file, shards_of(file)) if each.exists()]
 
     def _prune(self, written: Path) -> None:
-        kept = (self._named("best"), written.name)
+        kept = (self.best(), written)
         for path in sorted(self.folder.glob("step-*.pt"))[: -self.keep]:
-            if path.name not in kept:
+            if path not in kept:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("*.shards"):
             if not path.with_suffix(".pt").exists():
@@ -130,6 +173,12 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint by its file's name, None if that is no checkpoint's."""
+    found = re.fullmatch(r"step-([0-9]{8}|[1-9][0-9]{8,17})\.pt", name)
+    return int(found[1]) if found else None
 
 
 def shards_of(path: Path) -> Path:
@@ -154,28 +203,88 @@ def each_leaf(function: Callable[[Place, Any], Any], value: Any, place: Place = 
     return function(place, value)
 
 
+def patiently(read: Callable[[], T], path: Path) -> T:
+    """Return what a function reads; try again a little where the disk or the network fails.
+
+    Raises:
+        UsageError: it goes on failing. That is no damage: nothing may be started anew for it.
+    """
+    for wait in WAITS:
+        try:
+            return read()
+        except OSError as error:
+            if not _is_failure(error):
+                raise
+            time.sleep(wait)
+    try:
+        return read()
+    except OSError as error:
+        raise UsageError(
+            f"can't read {error.filename or path}: {error.strerror} (errno {error.errno}); nothing "
+            "was changed: once it can be read, the same command goes on"
+        ) from None
+
+
+def _is_failure(error: Exception) -> bool:
+    """Return whether the disk or the network failed; a damaged file can name invalid offsets."""
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+
+
 def find_fault(path: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, None if nothing.
 
     torch.load notices a short file, but not a changed byte; the archive's checksums do.
+
+    Raises:
+        OSError: they can't be read.
     """
+    fault = _look_for_fault(path)
+    if fault and path.exists():
+        _read_through(path)
+        fault = _look_for_fault(path)
+    return fault
+
+
+def _read_through(path: Path) -> None:
+    """Make sure that what zipfile or torch took for damage was no failure to read.
+
+    Raises:
+        OSError: it was one. Otherwise they may be asked once more.
+    """
+    with path.open("rb") as file:
+        while file.read(2**20):
+            pass
+
+
+def _look_for_fault(path: Path) -> str | None:
     try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                return f"checksum of {damaged}"
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            if fault := archive_fault(archive):
+                return fault
             pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
             sharded = any(IN_SHARDS.encode() in archive.read(name) for name in pickles)
+        if not sharded:
+            return None
+        from . import shard_files
+
+        return shard_files.find_fault(shards_of(path))
     except Exception as error:  # a changed byte can make zipfile raise anything
+        if _is_failure(error) and not isinstance(error, FileNotFoundError):
+            raise
         return str(error) or type(error).__name__
-    if not sharded:
-        return None
-    from . import shard_files
-
-    return shard_files.find_fault(shards_of(path))
 
 
-def find(resume: str, run_dir: Path) -> Path | None:
-    """Return the checkpoint to start from, None to start anew.
+def archive_fault(archive: zipfile.ZipFile) -> str | None:
+    """Return what is wrong with an archive that torch wrote, None if nothing."""
+    if damaged := archive.testzip():
+        return f"checksum of {damaged}"
+    # torch takes what has this bit for a folder, and leaves a tensor's memory as it happens to be.
+    folders = [each.filename for each in archive.infolist() if each.external_attr & 0x10]
+    return f"header of {folders[0]}" if folders else None
+
+
+def candidates(resume: str, run_dir: Path) -> Iterator[Path]:
+    """Yield the checkpoints to start from, the best choice first; none to start from step 0.
 
     Args:
         resume: `auto`, `never`, or the path of a checkpoint or of a run folder. The run folder's
@@ -183,30 +292,70 @@ def find(resume: str, run_dir: Path) -> Path | None:
         run_dir: this run's folder.
 
     Raises:
-        UsageError: a path that holds no checkpoint, or `never` where the run folder has some.
+        UsageError: a path that holds no checkpoint, `never` where the run folder has some, or a
+            file that can't be read.
     """
-    own = Checkpoints(run_dir / "checkpoints").newest()
-    if resume == "never":
-        if own:
-            raise UsageError(
-                f"resume is never, but {run_dir} holds {own.name} of an earlier run: choose "
-                "another --run-dir, or --resume auto"
-            )
-        return None
-    if resume == "auto" or own:
-        return own
-    path = Path(resume)
-    if path.is_dir():
+    own = Checkpoints(run_dir / "checkpoints")
+    steps = own.steps()
+    if resume == "never" and steps:
+        raise UsageError(
+            f"resume is never, but {run_dir} holds step {steps[0]} of an earlier run: choose "
+            "another --run-dir, or --resume auto"
+        )
+    found = None
+    for found in own.undamaged():
+        yield found
+    if resume in ("auto", "never"):
+        if steps and not found:
+            log.warning("no checkpoint in %s can be read: starting from step 0", own.folder)
+        return
+    path, found = Path(resume), None
+    if patiently(path.is_dir, path):
         inner = path / "checkpoints"
-        found = Checkpoints(inner if inner.is_dir() else path).newest()
-    else:
-        found = path if path.is_file() and not find_fault(path) else None
+        for found in Checkpoints(inner if inner.is_dir() else path).undamaged():
+            yield found
+    elif path.is_file() and not patiently(partial(find_fault, path), path):
+        found = path
+        yield found
     if not found:
         raise UsageError(
             f"resume is '{resume}', which is no readable checkpoint: give a step-*.pt file, a run "
             "folder that has some, auto or never"
         )
-    return found
+
+
+def load_first(
+    paths: Iterator[Path], like: Callable[..., Tensor | None], world: World
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return the first checkpoint that every rank can load, and its state; every rank calls this.
+
+    Args:
+        paths: rank 0's decide; None where there are none.
+        like: as `load` takes it.
+
+    Raises:
+        UsageError: on every rank, where there are some, but none can be loaded: their checksums
+            are right, so they are not to be replaced.
+    """
+    refused = None
+    while path := world.on_main(lambda: next(paths, None)):
+        state, error = {}, None
+        try:
+            state = load(path, like)
+        except UsageError as caught:
+            error = caught
+        errors = [each for each in world.gather(error) if each]
+        if not errors:
+            return path, state
+        for each in errors:
+            if not isinstance(each, UnreadableError):
+                raise each
+        if world.is_main:
+            log.warning("skipping a checkpoint that can't be loaded: %s", errors[0])
+        refused = refused or errors[0]
+    if refused:
+        raise refused
+    return None
 
 
 def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> dict[str, Any]:
@@ -220,36 +369,55 @@ def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> di
             what is no part, where it shall come whole.
 
     Raises:
-        UsageError: it is not one of this project's checkpoints.
+        UnreadableError: it is damaged, or no checkpoint.
+        UsageError: it can't be read, or is not one of this project's checkpoints.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        sharded: dict[str, Tensor | None] = {}
-
-        def look(place: Place, leaf: Any) -> None:  # noqa: ANN401
-            if isinstance(leaf, str) and leaf == IN_SHARDS:
-                sharded[name_in_shards(place)] = like(*place)
-
-        def fill(place: Place, leaf: Any) -> Any:  # noqa: ANN401
-            if isinstance(leaf, Tensor):
-                return cut_like(leaf, like(*place))
-            return parts.get(name_in_shards(place), leaf)
-
-        each_leaf(look, state)
-        parts = {}
-        if sharded:
-            from . import shard_files
-
-            parts = shard_files.read(shards_of(path), sharded)
-        state = each_leaf(fill, state)
+        state = patiently(partial(_read_twice, path, like), path)
+    except UsageError:
+        raise
     except Exception as error:  # nor is it said what torch.load raises for what is none
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UsageError(f"{path} is no checkpoint: {reason}") from None
+        raise UnreadableError(f"{path} is no checkpoint: {reason}") from None
     if not isinstance(state, dict) or not {"network", "optimizer", "samples_per_step"} <= set(
         state
     ):
         raise UsageError(f"{path} is no checkpoint of this project: it was saved by something else")
     return state
+
+
+def _read_twice(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa: ANN401
+    try:
+        return _read(path, like)
+    except OSError:
+        raise
+    except Exception:
+        _read_through(path)
+        return _read(path, like)
+
+
+def _read(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa: ANN401 - whatever it is
+    """Return what a file and its shards hold."""
+    with path.open("rb") as file:  # opened here, torch lets an OSError through
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    sharded: dict[str, Tensor | None] = {}
+
+    def look(place: Place, leaf: Any) -> None:  # noqa: ANN401
+        if isinstance(leaf, str) and leaf == IN_SHARDS:
+            sharded[name_in_shards(place)] = like(*place)
+
+    def fill(place: Place, leaf: Any) -> Any:  # noqa: ANN401
+        if isinstance(leaf, Tensor):
+            return cut_like(leaf, like(*place))
+        return parts.get(name_in_shards(place), leaf)
+
+    each_leaf(look, state)
+    parts = {}
+    if sharded:
+        from . import shard_files
+
+        parts = shard_files.read(shards_of(path), sharded)
+    return each_leaf(fill, state)
 
 
 def parameters_sha256(network: nn.Module) -> str:

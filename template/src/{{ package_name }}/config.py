@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -187,7 +188,7 @@ def load_yaml(path: Path) -> Settings:
         values = yaml.safe_load(text) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"can't read the settings in {path}: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
@@ -230,6 +231,12 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
             f"{source}experiment is {settings.experiment!r}: it is the name of one folder in "
             "run_root, such as mnist-large"
         )
+    for name in ("experiment", "run_root", "run_dir", "resume", "data_dir"):
+        if any(len(os.fsencode(part)) > 255 for part in Path(getattr(settings, name) or "").parts):
+            raise UsageError(
+                f"{source}{name} holds a name of more than 255 bytes, which file systems refuse: "
+                "choose a shorter one"
+            )
     if set(settings.register_model or "") & set("/:"):
         raise UsageError(
             f"{source}register_model is {settings.register_model!r}: give a name without / and :"

@@ -88,7 +88,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         settings.update(yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
         provenance = json.loads((folder / "provenance.json").read_text("utf-8"))
         settings["ranks"] = provenance["world_size"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
         pass
     return settings
 

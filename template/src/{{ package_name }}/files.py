@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,16 @@ def write_atomically(path: Path, content: str | Callable[[BinaryIO], object]) ->
     sync_names(path.parent)
 
 
+def set_aside(paths: Sequence[Path], folder: Path) -> Path:
+    """Move what is in a folder to a new one in it, `earlier-1` or the next number; return that."""
+    place = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
+    for path in paths:
+        moved = place / path.relative_to(folder)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, moved)
+    return place
+
+
 def sync_names(folder: Path) -> None:
     """Make the names in a folder outlive a power cut, as its files' content does."""
     if hasattr(os, "O_DIRECTORY"):  # not on Windows
@@ -53,7 +64,7 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
         for line in text.splitlines():
             try:
                 values = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(values, dict) and isinstance(values.get("step"), int):
                 lines.append(values)

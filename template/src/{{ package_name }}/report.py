@@ -17,10 +17,11 @@ import yaml
 from tqdm import tqdm
 
 from . import heartbeat, provenance
+from .checkpoint import Checkpoints
 from .config import Settings
 from .distributed import World
 from .errors import UsageError
-from .files import write_atomically
+from .files import set_aside, write_atomically
 from .launcher import FIRST_SPECIAL_STEP
 from .metrics import JsonLines
 from .parts import whole
@@ -106,6 +107,7 @@ class Report:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
+            self._set_aside(resume_step)
             self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step)
             self.log = log_to(self.folder / "log.txt")
         except OSError as error:
@@ -115,6 +117,22 @@ class Report:
             ) from None
         self.heartbeat = heartbeat.Heartbeat(self.folder / "status.json", resume_step)
         return facts
+
+    def _set_aside(self, resume_step: int) -> None:
+        """Move away what this run would replace, or what a later one would wrongly go on from."""
+        left = Checkpoints(self.folder / "checkpoints").newer(resume_step)
+        if resume_step == 0:
+            left += [
+                path
+                for name in ("metrics.jsonl", "summary.json")
+                if (path := self.folder / name).exists() and path.stat().st_size
+            ]
+        if left:
+            log.warning(
+                "moved what an earlier run had left in %s to %s",
+                self.folder,
+                set_aside(left, self.folder).name,
+            )
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
         """Return a bar over the steps of an epoch: shown on a terminal, silent in a log file."""

@@ -138,7 +138,7 @@ def _state(folder: Path) -> dict[str, Any]:
     state = {"status": status, "job": None, "updated": max(written), "expect_next_in": math.inf}
     try:
         return state | json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return state
 
 

@@ -1,27 +1,47 @@
 """The shards of a checkpoint: a folder that all ranks write, each its parts of tensors.
 
-It is one of torch.distributed.checkpoint, whose tools can read it too. Any number of ranks reads
-it: each takes what it needs out of all files.
+The files are those of torch.distributed.checkpoint, but for the list of what is in them: torch
+pickles it, and reading a pickle can run code. Here it is JSON, in an archive that has a checksum.
+Any number of ranks reads the folder: each takes what it needs out of all files.
 """
 
 import io
+import json
 import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
+from .checkpoint import archive_fault
+from .files import write_atomically
 from .parts import is_part
+
+LIST, LIST_IN = "list.zip", "list.json"
+DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
+
+# A part: its file, where in it, how long; where in the tensor, of which size.
+Part = tuple[str, int, int, list[int], list[int]]
+# Of each tensor the dtype, the size and the parts.
+Listed = dict[str, tuple[str, list[int], list[Part]]]
 
 
 def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
@@ -33,7 +53,7 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -
     try:
         dcp.save(
             dict(parts),
-            storage_writer=dcp.FileSystemWriter(folder),
+            storage_writer=_Writer(folder),
             planner=planner(),
             process_group=group,
         )
@@ -73,51 +93,107 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
             tensors[name] = torch.empty(size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it reads alone
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        try:
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None
     return tensors
 
 
 def find_fault(folder: Path) -> str | None:
-    """Return what is wrong with the files, None if nothing: each part has a checksum."""
-    try:
-        stored = _Reader(folder).read_metadata().storage_data.values()
-        # Several at once: who computes a checksum or reads leaves Python to other threads.
-        with ThreadPoolExecutor() as pool:
-            faults = pool.map(lambda each: _find_fault(folder, each), stored)
-            return next((fault for fault in faults if fault), None)
-    except Exception as error:  # a changed byte can make pickle and zipfile raise anything
-        return str(error) or type(error).__name__
+    """Return what is wrong with the files, None if nothing: each part has a checksum.
+
+    Raises:
+        Exception: whatever a damaged list or file makes Python raise.
+    """
+    stored = _Reader(folder).read_metadata().storage_data.values()
+    # Several at once: who computes a checksum or reads leaves Python to other threads.
+    with ThreadPoolExecutor() as pool:
+        faults = pool.map(lambda each: _find_fault(folder, each), stored)
+        return next((fault for fault in faults if fault), None)
 
 
-def _find_fault(folder: Path, stored: Any) -> str | None:  # noqa: ANN401 - a class of torch's
+def _find_fault(folder: Path, stored: _StorageInfo) -> str | None:
     with (folder / stored.relative_path).open("rb") as file:
         file.seek(stored.offset)
         content = io.BytesIO(file.read(stored.length))
     with zipfile.ZipFile(content) as archive:
-        damaged = archive.testzip()
-    return f"checksum of {stored.relative_path}: {damaged}" if damaged else None
+        fault = archive_fault(archive)
+    return f"{stored.relative_path}: {fault}" if fault else None
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Writes the list as JSON."""
+
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+        stored = {written.index: written.storage_data for written in chain(*results)}
+        content = json.dumps(_listed(metadata.state_dict_metadata, stored))
+
+        def write(file: BinaryIO) -> None:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(LIST_IN, content)
+
+        write_atomically(Path(self.path) / LIST, write)
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads the list of tensors without running code that a file from elsewhere may hold."""
+    """Reads the list from JSON."""
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:  # noqa: ANN401
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            return _Unpickler(file).load()
+        tensors, stored = {}, {}
+        for name, (dtype, size, parts) in _read_list(Path(self.path)).items():
+            chunks = []
+            for file, start, length, offset, part_size in parts:
+                if Path(file).name != file:
+                    raise ValueError(f"it lists {file}, which is outside of its folder")
+                stored[MetadataIndex(name, offset)] = _StorageInfo(file, start, length)
+                chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(part_size)))
+            properties = TensorProperties(DTYPES[dtype])
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(size), chunks)
+        return Metadata(tensors, storage_data=stored)
+
+
+def _listed(tensors: Mapping[str, Any], stored: Mapping[Any, Any]) -> Listed:
+    """Return torch's description of tensors, and where each part is stored, as plain values."""
+    places = {(index.fqn, tuple(index.offset)): place for index, place in stored.items()}
+    listed: Listed = {}
+    for name, tensor in tensors.items():
+        parts: list[Part] = []
+        for chunk in tensor.chunks:
+            place = places[name, tuple(chunk.offsets)]
+            where = (place.relative_path, place.offset, place.length)
+            parts.append((*where, [*chunk.offsets], [*chunk.sizes]))
+        dtype = str(tensor.properties.dtype).removeprefix("torch.")
+        listed[name] = (dtype, [*tensor.size], parts)
+    return listed
+
+
+def _read_list(folder: Path) -> Listed:
+    if (folder / LIST).exists():
+        # At once: zipfile takes a failure to read for damage.
+        with zipfile.ZipFile(io.BytesIO((folder / LIST).read_bytes())) as archive:
+            return json.loads(archive.read(LIST_IN))
+    # Of an earlier version of this project.
+    with (folder / ".metadata").open("rb") as file:
+        metadata = _Unpickler(file).load()
+    return _listed(metadata.state_dict_metadata, metadata.storage_data)
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads a list that torch pickled without looking any name up, so that nothing in it is run."""
+
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
-        found = super().find_class(module, name)
-        known = (
-            ("torch.serialization", "_get_layout"),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        )
-        if (
-            module in ("torch.distributed.checkpoint.metadata", "pathlib")
-            or isinstance(found, torch.dtype)
-            or found is torch.Size
-            or (module, name) in known
-        ):
-            return found
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain value")
+        if module != "torch":
+            return _Record
+        return tuple if name == "Size" else name  # that of a dtype
+
+
+class _Record:
+    """Stands for an object of any class: it has the attributes, and does nothing."""
+
+    def __new__(cls, *_arguments: object) -> "_Record":
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:  # noqa: ANN401
+        # The properties of a tensor are a tuple, the dtype first.
+        vars(self).update(state if isinstance(state, dict) else {"dtype": state[0]})

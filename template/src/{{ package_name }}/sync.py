@@ -131,9 +131,10 @@ def trains(directory: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Return what a file holds, nothing if it is not there or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return values if isinstance(values, dict) else {}
 
 
 def fill(backend: Backend, known: bool, lines: Sequence[dict[str, Any]]) -> int:

@@ -401,19 +401,33 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the checkpoint that the settings lead to, if there is one."""
-        # Rank 0 looks, so that all ranks take the same one.
-        found = self.world.on_main(lambda: checkpoint.find(self.settings.resume, self.run_dir))
+        found = checkpoint.load_first(
+            checkpoint.candidates(self.settings.resume, self.run_dir),
+            layout(self.network, self.optimizer),
+            self.world,
+        )
         if found is None:
             return
-        state = checkpoint.load(found, layout(self.network, self.optimizer))
+        path, state = found
         try:
             self.network.load_state_dict(state["network"])
-            load_optimizer(self.optimizer, state, found)
+            load_optimizer(self.optimizer, state, path)
+            self._go_on_from(state)
+            announce_resume(path, state, self.settings, self.world)
         except (RuntimeError, ValueError) as error:
             raise UsageError(
-                f"{found} does not fit the network in model.py ({str(error).split(chr(9))[-1]}): "
+                f"{path} does not fit the network in model.py ({str(error).split(chr(9))[-1]}): "
                 "choose another --run-dir, or bring back the network that it was saved from"
             ) from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{path} was not saved by this version of the project ({type(error).__name__}: "
+                f"{error}): choose another --run-dir, or bring back the version that saved it"
+            ) from None
+        self.saver.go_on_from(path, self.step)
+
+    def _go_on_from(self, state: dict[str, Any]) -> None:
+        """Take up the place in the training that a checkpoint is of."""
         self.epoch, self.step = state["epoch"], state["step"]
         self.epoch_steps, self.consumed = state["epoch_steps"], state["consumed"]
         if state["samples_per_step"] != self.samples_per_step:
@@ -423,5 +437,3 @@ class Trainer:
         self.validated_step = state["validated_step"]
         self.meter.resume(state["meter"], self.world)
         self.resumed_from = self.step
-        self.saver.go_on_from(found, self.step)
-        announce_resume(found, state, self.settings, self.world)

@@ -207,9 +207,10 @@ def matching(records: Records, flags: "Flags") -> list[Record]:
 def run_ids(run_dir: Path) -> dict[str, str]:
     """Return what trackers call a run, by tracker."""
     try:
-        return json.loads((run_dir / "trackers.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        ids = json.loads((run_dir / "trackers.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return ids if isinstance(ids, dict) else {}
 
 
 def follow(record: Record) -> None:

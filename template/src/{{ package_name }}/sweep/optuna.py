@@ -1,7 +1,6 @@
 """Trials with settings that Optuna chooses; the study is a file that several jobs can work at."""
 
 import dataclasses
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from optuna.trial import Trial, TrialState
 
 from ..config import Settings, parse
 from ..errors import UsageError
+from ..files import read_lines
 from ..preemption import EXIT_CODE, StopRequest
 from .claims import Claims, run_name
 from .results import write
@@ -151,8 +151,7 @@ class Progress:
         if size == self.size:
             return False
         self.size = size
-        text = self.path.read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        lines = read_lines(self.path)
         self.names = set().union(*lines)
         self.values = [line[self.flags.metric] for line in lines if self.flags.metric in line]
         # Numbered from one, whatever the step was: batch sizes may differ between trials.

@@ -23,7 +23,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
     """
     try:
         wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"can't read the search space: {' '.join(str(error).split())}") from None
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")

@@ -112,9 +112,10 @@ def left_behind() -> bool:
 def known_ids(directory: Path, rank: int) -> dict[str, str]:
     """Return the ids that trackers gave to a rank's run, by tracker."""
     try:
-        return json.loads(_file_of_ids(directory, rank).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        ids = json.loads(_file_of_ids(directory, rank).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
+    return ids if isinstance(ids, dict) else {}
 
 
 def _wait_for_id(directory: Path, tracker: str) -> str | None:
