@@ -75,7 +75,7 @@ def test_a_failure_is_told_to_who_waits(
 ) -> None:
     saver.save({"step": 1}, 1, False, before=lambda: None)
     assert saver.wait()
-    (tmp_path / "step-00000002.pt.tmp").mkdir()  # where a file must be made
+    (tmp_path / "step-00000002.pt").mkdir()  # where a file must be made
     saver.save({"step": 2}, 2, False, before=lambda: None)
     assert not saver.wait()
     assert "a resume would start from step-00000001.pt" in caplog.text
