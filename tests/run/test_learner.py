@@ -582,8 +582,8 @@ SAID = {
     "nothing measured": "measure in model.py returned None: return a dictionary",
     "measured and recorded": "validation/first is both measured and recorded: rename one",
     "half a sample": "weigh in model.py returned 2.5: it must be a whole number",
-    "a list of networks": "build in model.py returned list: return a Module, or a dictionary",
-    "a list of optimizers": "optimizers in model.py returned list: return a Optimizer, or a",
+    "a list of networks": "build in model.py returned list: return one Module, or a dictionary",
+    "a list of optimizers": "optimizers in model.py returned list: return one Optimizer, or a",
     "no such optimizer": "train_step updates with 'critic', but optimizers in model.py returned",
     "no learner": "model.py has no 'class Model(Learner)', whose methods say what is trained",
 }

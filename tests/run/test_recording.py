@@ -79,7 +79,7 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
     [
         (("train/loss", 1), "the training loop logs: rename it"),
         (("loss", 1), "the training loop logs: rename it"),
-        (("lr/network0", 1), "the training loop logs: rename it"),
+        (("train/lr/network0", 1), "the training loop logs: rename it"),
         (("train/generator_loss", 1), "the training loop logs: rename it"),
         (("tokens_per_second", 1), "the training loop logs: rename it"),
         (("validation/mae", 1), "in training: 'mae' gets the split's name"),

@@ -152,8 +152,8 @@ def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # 
         or not all(isinstance(each, kind) and isinstance(key, str) for key, each in found.items())
     ):
         raise UsageError(
-            f"{method} in model.py returned {type(made).__name__}: return a {kind.__name__}, or a "
-            f"dictionary of them by name"
+            f"{method} in model.py returned {type(made).__name__}: return one {kind.__name__}, or "
+            "a dictionary of them by name"
         )
     return found
 
