@@ -24,15 +24,18 @@ NOTE = """
 # The page on Slurm is run line by line.
 ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm("
 # Which file runs a command in the tests, and which text in it shows that.
+UPDATE_PAGE = "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates("
 UPDATES = {
-    "git *": "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates(",
-    "copier *update*": "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates(",
+    "git *": UPDATE_PAGE,
+    "copier *update*": UPDATE_PAGE,
     "make setup test": "tests/run/test_setup.py::made(newcomer, *setup)",
     "pip* install copier": "scripts/demo.sh::pip install --quiet 'copier",
 }
 # In this repository:
 OURS = {
     **UPDATES,
+    "copier copy --defaults *": UPDATE_PAGE,
+    "sed -i *": UPDATE_PAGE,
     "make demo": "tests/run/test_docs.py::def test_the_demo(",
     "make test": ".ci/run::make test",
     ".venv/bin/python -m pytest tests/render -k license": ".ci/run::make test",
