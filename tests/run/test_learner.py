@@ -223,7 +223,10 @@ class Different(Regression):
 Model = globals()[os.environ.get("KIND", "Regression")]
 '''
 
-FLAGS = ("--lr=0.05", "--warmup=0.25", "--log-every=1", "--max-steps=1000", "--test-batch-size=8")
+FLAGS = (
+    *("--lr=0.05", "--warmup=0.25", "--batch-size=8", "--test-batch-size=8"),
+    *("--log-every=1", "--max-steps=1000"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +247,7 @@ def alone(learners: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def train(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> Job:
-    """Train to the end; three epochs of four steps, unless the flags say else."""
+    """Train to the end; three epochs, unless the flags say else."""
     return srun(project, run_dir, ranks, *FLAGS, "--epochs=3", *flags, **env).wait()
 
 
@@ -302,7 +305,7 @@ def test_a_batch_counts_by_its_tokens_on_any_number_of_ranks(
     learners: Path, alone: Job, tmp_path: Path
 ) -> None:
     """Three ranks have other numbers of tokens each; what they come to is what one rank has."""
-    three = train(learners, tmp_path / "run", 3, "--batch-size=8")
+    three = train(learners, tmp_path / "run", 3)
     names = ("train/loss", "train/gradient_norm", "validation/loss", "validation/rank", "test/last")
     for name in names:
         ours, theirs = ([line[name] for line in lines(job, name)] for job in (three, alone))
@@ -314,7 +317,7 @@ def test_a_batch_counts_by_its_tokens_on_any_number_of_ranks(
 
     # All ranks' metrics are those of the predictions, which any number of ranks writes in order.
     one, other = (predict(learners, three, tmp_path / f"on-{ranks}", ranks) for ranks in (1, 3))
-    assert one == other
+    assert one == pytest.approx(other, rel=1e-5)  # the last digit depends on a batch's size
     rows = json.loads(python(learners, tmp_path, ROWS))
     outputs, targets, tokens = torch.tensor([one, *rows], dtype=torch.float64)
     error = (tokens * (outputs - targets) ** 2).sum() / tokens.sum()
@@ -396,7 +399,7 @@ def test_averages_are_evaluated_and_a_score_may_be_negative(
 def test_patience_ends_a_run_and_steps_between_validations_are_counted(
     learners: Path, tmp_path: Path
 ) -> None:
-    flags = ("--batch-size=8", "--validate-every=5", "--validate-epochs=2", "--patience=2")
+    flags = ("--validate-every=5", "--validate-epochs=2", "--patience=2")
     job = train(learners, tmp_path / "run", 1, *flags, KIND="Worse")
     # The epoch has 12 steps, and its end is no validation.
     assert [line["step"] for line in lines(job, "validation/loss")] == [5, 10, 15]
@@ -593,7 +596,7 @@ LATE = {"nan", "nan as best", "no such optimizer"}
 
 def test_what_a_learner_can_get_wrong_is_one_line(learners: Path, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
-    flags = ("--device=cpu", "--trackers=none", "--batch-size=24", *FLAGS)
+    flags = ("--device=cpu", "--trackers=none", *FLAGS, "--batch-size=24")
     path = f"{learners / 'src'}{os.pathsep}{tmp_path}"
     command = ["wrong", str(tmp_path), *flags]
     job = spawn(learners, tmp_path / "run", [command], [{"PYTHONPATH": path}]).wait()
