@@ -28,7 +28,7 @@ class Network(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(features, 1))
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.layers(rows).squeeze(1) * self.scale
+        return self.layers(rows).squeeze(1).float() * self.scale
 
 
 Batch = tuple[Tensor, Tensor]  # rows (batch, columns), targets (batch,)
