@@ -8,6 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,15 +50,15 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
     orders = []
     for rank in range(ranks):
         batches = TrainBatches(_stream(), 10, rank, ranks, seed=1, workers=workers, pin=False)
-        mine = [int(number) for batch in batches.epoch(0) for number in batch]
+        mine = [int(number) for _, batch in batches.epoch(0) for number in batch]
         assert mine, "every rank has something"
         seen.update(mine)
         orders.append(mine)
     assert set(seen) == set(range(28 * 10)) and set(seen.values()) == {1}
     # Shuffled within and between shards, anew in each epoch, and the same each time.
     batches = TrainBatches(_stream(), 10, 0, ranks, seed=1, workers=workers, pin=False)
-    again = [int(number) for batch in batches.epoch(0) for number in batch]
-    other = [int(number) for batch in batches.epoch(1) for number in batch]
+    again = [int(number) for _, batch in batches.epoch(0) for number in batch]
+    other = [int(number) for _, batch in batches.epoch(1) for number in batch]
     assert again == orders[0] != sorted(orders[0])
     assert other != again
 
@@ -67,7 +69,7 @@ def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> 
 
     batches = TrainBatches(_stream(), 10, 0, 1, seed=1, workers=2, pin=False)
     with LOCK:
-        assert sum(len(batch) for batch in batches.epoch(0)) == 280
+        assert sum(samples for samples, _ in batches.epoch(0)) == 280
 
 
 def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
@@ -95,15 +97,19 @@ def _read(shard: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 12])
 def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> None:
-    from demo.sharding import evaluation_batches
+    """And each rank as many batches; those that only keep others company do not count."""
+    from demo.evaluation import Evaluator
 
-    numbers = [
-        int(number)
-        for rank in range(ranks)
-        for batch in evaluation_batches(list(range(11)), 2, rank, ranks, 0)
-        for number in batch
-    ]
+    settings: Any = SimpleNamespace(test_batch_size=2, workers=0)
+    numbers, batches = [], set()
+    for rank in range(ranks):
+        world: Any = SimpleNamespace(rank=rank, size=ranks)
+        evaluator = Evaluator(None, None, settings, world)  # type: ignore[arg-type]
+        mine = list(evaluator._batches(list(range(11)), None))  # type: ignore[arg-type]
+        numbers += [int(number) for batch, counts in mine if counts for number in batch]
+        batches.add(len(mine))
     assert sorted(numbers) == list(range(11))
+    assert len(batches) == 1
 
 
 def test_data_that_ranks_cannot_share_is_an_error(project: Path) -> None:
