@@ -165,6 +165,16 @@ def _load_modules(modules: Mapping[str, nn.Module], states: Mapping[str, Any]) -
         module.load_state_dict(states[name])
 
 
+def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return all parameters by name; of several networks, it begins with the network's."""
+    several = len(modules) > 1
+    return {
+        f"{name}.{key}" if several else key: parameter
+        for name, module in modules.items()
+        for key, parameter in module.named_parameters()
+    }
+
+
 def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
     """Let parameters keep their values, by patterns of their names such as `backbone.*`.
 
@@ -173,12 +183,7 @@ def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
     Raises:
         UsageError: a pattern fits no parameter.
     """
-    several = len(modules) > 1
-    names = {
-        f"{name}.{key}" if several else key: parameter
-        for name, module in modules.items()
-        for key, parameter in module.named_parameters()
-    }
+    names = named_parameters(modules)
     for pattern in patterns:
         chosen = [name for name in names if fnmatch(name, pattern)]
         if not chosen:

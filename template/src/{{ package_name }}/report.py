@@ -198,9 +198,9 @@ class Report:
             if self.trackers.threads:
                 self.trackers.log("image", name, pixels(figure), step)
 
-    def histograms(self, step: int, network: "nn.Module") -> None:
+    def histograms(self, step: int, parameters: "Mapping[str, nn.Parameter]") -> None:
         """Show the trackers how parameters and gradients are distributed; every rank calls this."""
-        for name, parameter in network.named_parameters():
+        for name, parameter in parameters.items():
             for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
                 if tensor is not None:
                     values = whole(tensor.detach())

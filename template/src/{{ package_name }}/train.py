@@ -27,7 +27,7 @@ from .evaluation import Evaluation, Evaluator
 from .learner import Learner, checked_weight, model_class
 from .metrics import Meter
 from .nested import to_device
-from .networks import Networks, digest
+from .networks import Networks, digest, named_parameters
 from .position import Position
 from .preemption import EXIT_CODE, StopRequest
 from .recording import record
@@ -255,7 +255,8 @@ class Trainer:
 
     def _show_histograms(self) -> None:
         if self._is_due(self.settings.histograms_every, self.position.step + 1):
-            self.report.histograms(self.position.step + 1, self.networks.modules)
+            parameters = named_parameters(self.networks.modules)
+            self.report.histograms(self.position.step + 1, parameters)
 
     # -- evaluations ------------------------------------------------------------------------------
 
