@@ -81,9 +81,10 @@ def held(settings: "Settings", world: "World") -> Iterator[None]:
         UsageError: another training has it, or it can't be written to.
     """
     lock = RunLock(Path(str(settings.run_dir)))
-    if not settings.dry_run:
-        world.on_main(lock.acquire)
     try:
+        # Rank 0 may have the folder already when it hears that another rank has left.
+        if not settings.dry_run:
+            world.on_main(lock.acquire)
         yield
     finally:
         lock.release()
