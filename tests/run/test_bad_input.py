@@ -187,11 +187,11 @@ def test_a_checkpoint_that_lacks_keys(launch: Launch, tmp_path: Path) -> None:
     launch(1, "--max-steps=1")
     path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
     state = torch.load(path, weights_only=True)
-    del state["meter"]["samples"]
+    del state["meter"]["weight"]
     torch.save(state, path)
     job = launch(1, *QUICK)
     assert job.codes == [1]
-    assert "was not saved by this version of the project (KeyError: 'samples')" in job.log
+    assert "was not saved by this version of the project (KeyError: 'weight')" in job.log
     assert "Traceback" not in job.log
 
 

@@ -295,7 +295,7 @@ def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
     from demo.restore import UnreadableError, load
 
     checkpoints = Checkpoints(tmp_path, keep=1)
-    state = dict.fromkeys(("network", "optimizer", "samples_per_step"))
+    state = dict.fromkeys(("networks", "optimizers", "position"))
     assert checkpoints.save(state | {"step": 1000, "weights": torch.zeros(8)}, 1000)
     newer = tmp_path / "step-00001000.pt"
     whole = newer.read_bytes()

@@ -128,7 +128,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-STATE = {"network": {}, "optimizer": {}, "samples_per_step": 1, "weights": torch.zeros(10_000)}
+STATE = {"networks": {}, "optimizers": {}, "position": {}, "weights": torch.zeros(10_000)}
 
 
 def test_a_failing_disk_is_no_damage(saver: "Saver", tmp_path: Path, waits: list[float]) -> None:
