@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,7 @@ class Rank0(train.Trainer):
 
 def pretend() -> None:
     """Make all process groups fake, sums right, and let DDP do without what a real one returns."""
-    init, new, replicate = dist.init_process_group, dist.new_group, strategy._replicate
-    reduce = dist.all_reduce
+    init, new, reduce = dist.init_process_group, dist.new_group, dist.all_reduce
 
     def join(_backend: str, *, rank: int, world_size: int, **_: object) -> None:
         init("fake", store=FakeStore(), rank=rank, world_size=world_size)
@@ -110,14 +110,15 @@ def pretend() -> None:
         future.set_result(bucket.buffer())
         return future
 
-    def hooked(network: nn.Module, find_unused: bool) -> DistributedDataParallel:
-        wrapped = replicate(network, find_unused)
-        wrapped.register_comm_hook(None, unreduced)
-        return wrapped
+    class Hooked(DistributedDataParallel):
+        @wraps(DistributedDataParallel.__init__)
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)
+            self.register_comm_hook(None, unreduced)
 
     dist.init_process_group, dist.all_reduce = join, sum_of_equals
     dist.new_group = lambda **_: new(backend="fake")
-    strategy._replicate = hooked
+    strategy.DistributedDataParallel = Hooked
 
 
 def joining() -> tuple[World, Figures]:
