@@ -31,7 +31,8 @@ def commands(text: str) -> list[Command]:
 
 def links(text: str) -> list[str]:
     """Return where a page's links point to, but for those to other sites."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
     return [target for target in targets if not target.startswith("https://")]
 
 

@@ -76,6 +76,8 @@ THEIRS = {
     "export *": "tests/slurm/test_site.py::def test_facts_of_the_site_reach_every_rank(",
     "module use *": "tests/slurm/test_modules.py::def test_modules_come_from_where_the_site_says(",
 }
+# Commands that are not called like their modules.
+IN_MODULES = {"download": "data", "predict": "inference"}
 # What users or commands make.
 MADE = {"slurm/site.sh", "container/image.sif", "container/release.sif"}
 
@@ -177,7 +179,7 @@ def test_pages_of_a_project_name_only_what_it_has(theirs: list[dict[str, str]]) 
                 for file in re.findall(r"(?:slurm|configs|container|tests)/[\w./-]+\.\w+", words):
                     assert file in project or file in MADE, (path, words)
                 for name in re.findall(r"-m demo ([a-z-]+)", words):
-                    module = name.replace("-", "_").replace("download", "data")
+                    module = IN_MODULES.get(name, name.replace("-", "_"))
                     there = {f"src/demo/{module}.py", f"src/demo/{module}/__init__.py"}
                     assert there & project.keys(), (path, words)
 
