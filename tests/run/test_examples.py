@@ -41,7 +41,7 @@ class Example:
 
     def train(self, ranks: int, run_dir: Path, *flags: str) -> Job:
         """Start a training on some ranks."""
-        own = (f"--run-dir={run_dir}", *QUICK, "--max-steps=150", "--log-every=1", *self.flags)
+        own = (f"--run-dir={run_dir}", *QUICK, "--max-steps=100", "--log-every=1", *self.flags)
         return self.start(ranks, run_dir, "train", *own, *flags)
 
     def module(self, name: str) -> Any:  # noqa: ANN401
@@ -83,11 +83,11 @@ def test_it_stops_and_goes_on_bit_for_bit_learns_and_predicts(
 ) -> None:
     whole = example.train(ranks, tmp_path / "whole").wait()
     stopped = example.train(ranks, tmp_path / "run")
-    stopped.wait_for_step(30)
+    stopped.wait_for_step(20)
     stopped.processes[-1].send_signal(signal.SIGUSR2)
     assert stopped.wait().codes == [75] * ranks, stopped.log
     resumed = example.train(ranks, tmp_path / "run").wait()
-    assert 30 <= resumed.summary["resumed_from_step"] < 150
+    assert 20 <= resumed.summary["resumed_from_step"] < 100
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
     assert reproducible(resumed.metrics()) == reproducible(whole.metrics())
     assert "figures.py failed" not in whole.log
