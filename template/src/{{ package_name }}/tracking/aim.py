@@ -95,7 +95,10 @@ class Tracker(Backend):
                 series = self.run.series_run_trees[2].subtree((context, name))
                 values = dict(series.subtree("val").items())
                 steps = dict(series.subtree("step").items())
-                # A kill can fall between the two.
+                # A kill can fall between the two, and Aim would pair the one with another step.
+                for key in values.keys() ^ steps.keys():
+                    for part in ("val", "step", "epoch", "time"):
+                        del series[part, key]
                 each = {step: values[key] for key, step in steps.items() if key in values}
                 held[name] = {step: each[step] for step in each if step <= self.resume_step}
                 for step in each.keys() - held[name].keys():
