@@ -31,6 +31,8 @@ def names_of_today() -> set[str]:
         if path.is_file() and not {"__pycache__", ".ruff_cache"} & set(path.parts):
             shown = f"/{path.relative_to(TEMPLATE / 'template')}".removesuffix(".jinja")
             shown = shown.replace("{{ _copier_conf.answers_file }}", ".copier-answers.yml")
+            # The folder of an example is the project's own where that example is chosen.
+            shown = re.sub(r"^/\{\{ '\.' if example == '\w+' \}\}", "", shown)
             names.add(shown.replace("{{ package_name }}", "*"))
     return names
 
