@@ -151,7 +151,7 @@ def test_everything_is_there_once_of_a_resumed_run(full_project: Path, tmp_path:
     assert [each.weights.sum() > 100 for each in histograms] == [True, True]
     lines = [line.data for line in run.get_terminal_logs().data.values_list()[0]]
     assert any("resuming from" in line for line in lines)
-    assert any("test: accuracy" in line for line in lines)
+    assert any("test: loss" in line for line in lines)
 
 
 def test_a_failed_run_says_why(full_project: Path, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_run_that_is_stopped_or_fails_says_so(full_project: Path, tmp_path: Pa
     flags = ("--epochs=9", "--max-steps=2000")
     uri = f"sqlite:///{tmp_path}/runs/trial/mlflow.db"
     stopped = train(full_project, tmp_path / "run", *flags)
-    stopped.wait_for_step(30)
+    stopped.wait_for_tracker(30, "mlflow", saved=False)
     stopped.processes[0].terminate()
     assert stopped.wait().codes == [75], stopped.log
     run = Reader(uri).runs["trial/run"]

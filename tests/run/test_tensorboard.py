@@ -53,7 +53,7 @@ def test_everything_is_there_once_of_a_resumed_run(
     assert "max_steps: 200\n" in settings and "- odd\n" in settings
     assert "experiment: trial\n" in settings
     assert json.loads(text(events, "provenance").strip("`"))["world_size"] == 2
-    assert "resuming from" in text(events, "log") and "test: accuracy" in text(events, "log")
+    assert "resuming from" in text(events, "log") and "test: loss" in text(events, "log")
     assert text(events, "status") == "finished"
     assert Path(text(events, "checkpoint")).name == "step-00000200.pt"
     for picture in ("test/confusion_matrix", "test/predictions"):
