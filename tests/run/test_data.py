@@ -319,6 +319,11 @@ def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Pa
     assert (images != synthesize(50, seed=2)[0]).any()
 
 
+def test_workers_end_with_their_rank(project: Path, tmp_path: Path) -> None:
+    """They ignore signals. Python, which would ask them by one to end, would wait for ever."""
+    srun(project, tmp_path / "run", 1, "--workers=1", "--max-steps=2").wait()
+
+
 @pytest.mark.parametrize("slow", [True, False])
 def test_the_log_says_once_that_steps_wait_for_data(
     project: Path, tmp_path: Path, slow: bool

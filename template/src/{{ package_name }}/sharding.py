@@ -213,6 +213,10 @@ class TrainBatches:
         if self.last is None and not consumed:
             raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
 
+    def close(self) -> None:
+        """End the loading workers. They ignore signals, so Python would wait for them at exit."""
+        del self.loader
+
 
 def evaluation_batches(
     dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int

@@ -145,6 +145,7 @@ class Trainer:
             error = f"{kind}{failure}".splitlines()[0]
             raise
         finally:
+            self.batches.close()
             self.report.close(status, error, self.position.step, self.checkpoints.best())
         return EXIT_CODE if stopped else 0
 
