@@ -1,5 +1,7 @@
 """Rendered projects to train in, and ranks to train with."""
 
+import atexit
+import functools
 import json
 import os
 import shutil
@@ -15,6 +17,8 @@ from typing import Any
 
 import pytest
 from renderer import render_project
+
+from .fork_server import READ_AT_START, Fork, ForkServer
 
 # Long enough for a slow machine; a rank that takes longer hangs.
 PATIENCE = 300
@@ -60,7 +64,7 @@ def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Job:
     """Ranks that were started together, and what they said."""
 
-    processes: list[subprocess.Popen]
+    processes: list[subprocess.Popen | Fork]
     logs: list[Path]
     run_dir: Path
     codes: list[int] = field(default_factory=list)
@@ -142,20 +146,32 @@ def clean_environment(project: Path) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project / "src")}
 
 
+@functools.cache
+def fork_server() -> ForkServer:
+    """Return what starts ranks; it ends with the process that runs the tests."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
 def spawn(
     project: Path, run_dir: Path, commands: Sequence[list[str]], envs: Sequence[dict[str, str]]
 ) -> Job:
     """Start commands beside each other, each in a process group of its own."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     logs = [run_dir.with_name(f"{run_dir.name}.{number}.log") for number in range(len(commands))]
-    processes = []
+    processes: list[subprocess.Popen | Fork] = []
     for command, env, path in zip(commands, envs, logs, strict=True):
+        whole = {**clean_environment(project), **env}
         with path.open("w") as log:
+            if command[0] == "demo" and not any(name.startswith(READ_AT_START) for name in env):
+                processes.append(fork_server().start(command, project, whole, path))
+                continue
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", *command],
                     cwd=project,
-                    env={**clean_environment(project), **env},
+                    env=whole,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,

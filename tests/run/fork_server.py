@@ -1,0 +1,190 @@
+"""Starts ranks from a process that has imported torch: a start takes milliseconds, not seconds.
+
+A rank that is started so is a fork which then does what `python -m demo train` does. Tests of the
+start itself, and all of tests/slurm, start interpreters.
+"""
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+IMPORTED = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "numpy.random",
+    "psutil",
+    "pydantic.dataclasses",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "tqdm",
+    "tyro",
+    "yaml",
+)
+# What is read when an interpreter starts, or when torch is imported.
+READ_AT_START = ("LD_", "MKL_", "OMP_", "PYTHON", "TORCH_")
+SIZE = 2**20  # bytes that a message may have
+
+
+class Fork:
+    """A started process: what subprocess.Popen has, as far as tests use it."""
+
+    def __init__(self, server: "ForkServer", pid: int, args: Sequence[str]) -> None:
+        self.server, self.pid, self.args = server, pid, list(args)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while it was not asked for, or runs."""
+        return self.server.codes.get(self.pid)
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+        self.server.read(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, and return the exit code."""
+        deadline = time.monotonic() + (timeout or float("inf"))
+        while (code := self.returncode) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.server.read(min(left, 60))
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The process that forks, seen from the tests; one for each process that runs tests."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one packet, one message
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.socket = ours
+
+    def start(self, args: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path) -> Fork:
+        """Start `python -m ARGS` in a session of its own, with its output in a file."""
+        request = {"args": list(args), "cwd": str(cwd), "env": dict(env), "log": str(log)}
+        _send(self.socket, request)
+        while "pid" not in (reply := self._reply()):
+            pass
+        return Fork(self, reply["pid"], ["python", "-m", *args])
+
+    def read(self, timeout: float) -> None:
+        """Read which processes have ended, or wait for one to."""
+        while select.select([self.socket], [], [], timeout)[0]:
+            self._reply()
+            timeout = 0
+
+    def close(self) -> None:
+        """End the server; it leaves by itself when nobody is connected."""
+        self.socket.close()
+        self.process.wait()
+
+    def _reply(self) -> dict[str, Any]:
+        reply = json.loads(self.socket.recv(SIZE))
+        if "ended" in reply:
+            self.codes[reply["ended"]] = reply["code"]
+        return reply
+
+
+def serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request; return the request in the child, and None when all is over."""
+    for name in IMPORTED:
+        import_module(name)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready = select.select([connection, woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 1000)
+            for pid, code in _ended():
+                _send(connection, {"ended": pid, "code": code})
+        if connection not in ready:
+            continue
+        request = connection.recv(SIZE)
+        if not request:
+            return None
+        assert len(os.listdir("/proc/self/task")) == 1, "a fork has no thread but the one"
+        pid = os.fork()
+        if pid:
+            _send(connection, {"pid": pid})
+            continue
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (woken, wake):
+            os.close(each)
+        return json.loads(request)
+
+
+def _ended() -> list[tuple[int, int]]:
+    found = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if not pid:
+            return found
+        found.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode())
+
+
+def run(request: dict[str, Any]) -> None:
+    """Do in this process what `python -m ARGS` does."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.path[:1] = [request["cwd"], *request["env"].get("PYTHONPATH", "").split(os.pathsep)]
+    name, *sys.argv[1:] = request["args"]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as server:
+        wanted = serve(server)
+    if wanted:
+        run(wanted)
