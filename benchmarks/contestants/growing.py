@@ -15,14 +15,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from demo import model, shard_files, strategy, train
-from demo.checkpoint import each_leaf
-from demo.config import Settings, parse
-from demo.distributed import World, joined
-from demo.parts import is_part
-from demo.preemption import StopRequest
-from demo.recording import record
-from demo.sharding import ShardStream, TrainBatches
+from demo import model, train
+from demo.core.checkpoint import dcp
+from demo.core.checkpoint.store import each_leaf
+from demo.core.loading.batches import TrainBatches
+from demo.core.loading.stream import ShardStream
+from demo.core.output.record import record
+from demo.core.ranks import strategy
+from demo.core.ranks.dtensor import is_dtensor
+from demo.core.ranks.process_group import joined
+from demo.core.ranks.signals import StopRequest
+from demo.core.ranks.world import World
+from demo.settings import Settings
 from plans import planning
 from stopwatch import Clock, milliseconds, peak_mib, python_kib
 from torch import Tensor, nn
@@ -126,7 +130,7 @@ def joining() -> tuple[World, Figures]:
     blocks: list[AbstractContextManager[World]] = []
 
     def join() -> World:
-        blocks.append(joined(parse(["--device=cpu"])))
+        blocks.append(joined(Settings.parse(["--device=cpu"])))
         return blocks[-1].__enter__()
 
     def leave() -> None:
@@ -176,7 +180,7 @@ def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures
     def weigh(_: object, leaf: Any) -> None:  # noqa: ANN401 - whatever a state holds
         nonlocal held
         if isinstance(leaf, Tensor):
-            held += (leaf.to_local() if is_part(leaf) else leaf).nbytes
+            held += (leaf.to_local() if is_dtensor(leaf) else leaf).nbytes
 
     each_leaf(weigh, state)
     name = settings.strategy
@@ -189,7 +193,7 @@ def parts() -> Figures:
     figures |= sharding(world)
     with tempfile.TemporaryDirectory() as folder:
         for name in ("ddp", "fsdp"):
-            state, more = spreading(world, parse(["--device=cpu", f"--strategy={name}"]))
+            state, more = spreading(world, Settings.parse(["--device=cpu", f"--strategy={name}"]))
             figures |= more
         return figures | planning(state, world.size, Path(folder))
 
@@ -197,11 +201,11 @@ def parts() -> Figures:
 def training() -> Figures:
     """Train the example; return the figures of the rank, its files and its log."""
     train.Trainer = Rank0
-    shard_files.write = lambda *_: None  # it waits for what others would plan
+    dcp.write = lambda *_: None  # it waits for what others would plan
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--device=cpu", "--dataset=synthetic", "--batch-size=2", "--max-steps=20"]
         flags += ["--epochs=20", "--log-every=10", "--trackers=none", f"--run-dir={folder}"]
-        if train.run(parse([*flags, f"--strategy={WHAT}"]), StopRequest.install()):
+        if train.run(Settings.parse([*flags, f"--strategy={WHAT}"]), StopRequest.install()):
             raise SystemExit("the training did not end")
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         saved = [path for path in files if path.parent.name == "checkpoints"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from demo import shard_files
-from demo.checkpoint import each_leaf, name_in_shards
-from demo.parts import is_part
+from demo.core.checkpoint import dcp as folders
+from demo.core.checkpoint.store import each_leaf, name_in_shards
+from demo.core.ranks.dtensor import is_dtensor
 from stopwatch import Clock, milliseconds
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -38,18 +38,18 @@ def of_rank(plan: SavePlan, rank: int, size: int) -> SavePlan:
 
 
 def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]:
-    """Plan a save as `shard_files.write` lets torch do it, once with the plans of all ranks.
+    """Plan a save as `folders.write` lets torch do it, once with the plans of all ranks.
 
     Its check that the parts of all ranks fill each tensor says that those plans are right.
     """
     parts: dict[str, Tensor] = {}
 
     def take(place: tuple[Any, ...], leaf: Any) -> None:  # noqa: ANN401
-        if is_part(leaf):
+        if is_dtensor(leaf):
             parts[name_in_shards(place)] = leaf
 
     each_leaf(take, state)
-    writer, planner = shard_files._Writer(folder), dcp.DefaultSavePlanner()
+    writer, planner = folders._Writer(folder), dcp.DefaultSavePlanner()
     writer.set_up_storage_writer(True)
 
     def own() -> SavePlan:
@@ -60,7 +60,7 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
     sent = [pickle.dumps(of_rank(own(), rank, size)) for rank in range(size)]
 
     def join(sent: list[bytes], clock: Clock) -> tuple[list[SavePlan], Metadata]:
-        planner = shard_files.planner()
+        planner = folders.planner()
         planner.set_up_planner(parts, writer.storage_meta(), is_coordinator=True)
         with clock:
             plans, metadata = planner.create_global_plan([pickle.loads(each) for each in sent])
@@ -80,8 +80,8 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
         "all plans again ms": later.ms,
         "own plan KiB": len(sent[0]) / 1024,
         "all plans KiB": sum(map(len, sent)) / 1024,
-        "list KiB": (folder / shard_files.LIST).stat().st_size / 1024,
-        "list ms": milliseconds(shard_files._Reader(folder).read_metadata),
+        "list KiB": (folder / folders.LIST).stat().st_size / 1024,
+        "list ms": milliseconds(folders._Reader(folder).read_metadata),
         "shard files": sum(bool(plan.items) for plan in plans) + 2,  # the list, the .pt file
     }
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 from demo import model, train
-from demo.config import parse
-from demo.preemption import StopRequest
+from demo.core.ranks.signals import StopRequest
+from demo.settings import Settings
 from torch import Tensor, nn
 
 AT_ONCE = bool(os.environ["BENCHMARK_AT_ONCE"])  # or behind the training
@@ -69,4 +69,4 @@ class Timed(train.Trainer):
 if MEGABYTES:
     model.Model.build = lambda _: Large()
 train.Trainer = Timed
-sys.exit(train.run(parse(sys.argv[1:]), StopRequest.install()))
+sys.exit(train.run(Settings.parse(sys.argv[1:]), StopRequest.install()))

@@ -77,7 +77,11 @@ THEIRS = {
     "module use *": "tests/slurm/test_modules.py::def test_modules_come_from_where_the_site_says(",
 }
 # Commands that are not called like their modules.
-IN_MODULES = {"download": "data", "predict": "inference"}
+IN_MODULES = {
+    "download": "data",
+}
+ROOMS = ("", "tools/")
+ENDS = (".py", "/__init__.py")
 # What users or commands make.
 MADE = {"slurm/site.sh", "container/image.sif", "container/release.sif"}
 
@@ -180,7 +184,7 @@ def test_pages_of_a_project_name_only_what_it_has(theirs: list[dict[str, str]]) 
                     assert file in project or file in MADE, (path, words)
                 for name in re.findall(r"-m demo ([a-z-]+)", words):
                     module = IN_MODULES.get(name, name.replace("-", "_"))
-                    there = {f"src/demo/{module}.py", f"src/demo/{module}/__init__.py"}
+                    there = {f"src/demo/{room}{module}{end}" for room in ROOMS for end in ENDS}
                     assert there & project.keys(), (path, words)
 
 

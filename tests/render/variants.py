@@ -160,16 +160,23 @@ ALWAYS = (
     "tests/test_train.py",
     "tests/test_yours.py",
 )
-CORE = (
-    "__init__ __main__ announce checkpoint config curves data distributed ema errors evaluation "
-    "export figures files heartbeat inference launcher learner metrics model nested networks "
-    "optimizer parts plot position preemption provenance recording report restore run_lock "
-    "runs saving schedule seeding settings shard_files sharding slurm strategy sums system "
-    "torchrun train update votes workers tracking/__init__ "
-    "tracking/fanout check_comm/__init__ check_comm/channel check_comm/examine "
-    "check_comm/operations check_comm/roll_call check_comm/timing doctor/__init__ doctor/cluster "
-    "doctor/findings doctor/node doctor/nodes doctor/scripts doctor/software doctor/trackers"
-)
+# Rooms of src/<package>/, and the modules in them that every project has.
+ROOMS = {
+    "": "__init__ __main__ data evaluate figures inference learner model run_logger settings "
+    "torchrun train",
+    "core/": "__init__ config errors filesystem nested",
+    "core/checkpoint/": "__init__ dcp restore store writer",
+    "core/loading/": "__init__ batches seeds stream workers",
+    "core/output/": "__init__ log metrics provenance record run_lock status system",
+    "core/ranks/": "__init__ consistency device dtensor environment process_group signals slurm "
+    "step_totals strategy world",
+    "core/training/": "__init__ checks ema networks optimizer position schedule sums update",
+    "tracking/": "__init__ dispatch",
+    "tools/": "__init__ export predict runs",
+    "tools/check_comm/": "__init__ channel examine operations roll_call timing",
+    "tools/doctor/": "__init__ cluster findings node nodes scripts software trackers",
+    "tools/plot/": "__init__ curves",
+}
 
 
 def expected_files(given: Mapping[str, Any]) -> set[str]:
@@ -178,7 +185,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     package = f"src/{a['package_name']}"
     files = {
         *ALWAYS,
-        *(f"{package}/{name}.py" for name in CORE.split()),
+        *(f"{package}/{room}{name}.py" for room, names in ROOMS.items() for name in names.split()),
         *(f"{package}/tracking/{name}.py" for name in a["trackers"]),
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
@@ -193,14 +200,18 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"slurm/check_comm.sbatch", "slurm/doctor.sbatch"}
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
-        files |= {f"{package}/sweep/{name}.py" for name in ("__init__", "trial")}
+        files |= {f"{package}/tools/sweep/{name}.py" for name in ("__init__", "trial")}
     if a["sweep"] == "wandb":
-        files |= {f"{package}/sweep/wandb.py", f"{package}/tracking/wandb.py"}
+        files |= {f"{package}/tools/sweep/wandb.py", f"{package}/tracking/wandb.py"}
     if a["sweep"] == "optuna":
-        files |= {f"{package}/sweep/{name}.py" for name in ("optuna", "space", "claims", "results")}
+        files |= {
+            f"{package}/tools/sweep/{name}.py"
+            for name in ("optuna", "space", "trial_locks", "results")
+        }
         files |= {"tests/test_sweep.py"}
     if a["trackers"] or a["sweep"] == "wandb":
-        files |= {f"{package}/sync.py", f"{package}/check_trackers.py", "tests/test_trackers.py"}
+        files |= {f"{package}/tools/sync.py", f"{package}/tools/check_trackers.py"}
+        files |= {"tests/test_trackers.py"}
     if {"wandb", "aim", "mlflow"} & {*a["trackers"], a["sweep"]}:
         files |= {".env.example"}
     if servers := a["monitoring_servers"]:
@@ -208,15 +219,15 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
             "__init__",
             "actions",
             "jobs",
-            "place",
+            "endpoint",
             "records",
             "serve",
             "servers",
             "submission",
         )
-        files |= {f"{package}/monitor/{name}.py" for name in (*parts, *servers)}
+        files |= {f"{package}/tools/monitor/{name}.py" for name in (*parts, *servers)}
     if "aim" in a["monitoring_servers"]:
-        files |= {f"{package}/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
+        files |= {f"{package}/tools/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
     if a["environment"] == "conda":
         files |= {"environment.yml"}
     if a["container"] == "apptainer":

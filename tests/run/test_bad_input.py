@@ -200,12 +200,12 @@ NAME = "n" * 300
 
 @pytest.mark.parametrize("flag", ["experiment", "run-root", "run-dir", "resume", "data-dir"])
 def test_a_name_that_is_too_long(project: Path, flag: str) -> None:
-    from demo.config import parse
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
+    from demo.settings import Settings
 
     message = f"{flag.replace('-', '_')} holds a name of more than 255 bytes"
     with pytest.raises(UsageError, match=message):
-        parse([f"--{flag}={NAME}"])
+        Settings.parse([f"--{flag}={NAME}"])
 
 
 @pytest.mark.parametrize("command", [["runs", NAME], ["plot", NAME], ["train", f"--config={NAME}"]])
@@ -218,17 +218,17 @@ def test_a_name_that_is_too_long_for_other_commands(
 
 
 def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None:
-    from demo.config import load_yaml
-    from demo.curves import read_settings
-    from demo.errors import UsageError
-    from demo.files import read_lines
-    from demo.tracking.fanout import known_ids
+    from demo.core.errors import UsageError
+    from demo.core.filesystem import read_lines
+    from demo.settings import Settings
+    from demo.tools.plot.curves import read_settings
+    from demo.tracking.dispatch import known_ids
 
     brackets = "[" * 100_000
     for name in ("config.yaml", "provenance.json", "trackers.json", "metrics.jsonl"):
         (tmp_path / name).write_text(brackets)
     assert read_settings(tmp_path) == known_ids(tmp_path, 0) == {}
     with pytest.raises(UsageError, match="is not YAML: maximum recursion depth"):
-        load_yaml(tmp_path / "config.yaml")
+        Settings.from_yaml(tmp_path / "config.yaml")
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{brackets}\n{{"step": 2}}\n')
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2]

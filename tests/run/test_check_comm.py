@@ -27,7 +27,7 @@ TAMPERED = """
 import dataclasses, os, signal, socket, time
 import torch.distributed as dist
 from demo import __main__
-from demo.check_comm import examine, operations, timing
+from demo.tools.check_comm import examine, operations, timing
 RANK = int(os.environ["SLURM_PROCID"])
 {change}
 __main__.main()
@@ -222,7 +222,7 @@ def test_one_node_compares_its_ranks(full_project: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("count", range(2, 9))
 def test_each_pair_has_one_turn_and_nobody_two_at_once(project: Path, count: int) -> None:
-    from demo.check_comm.timing import turns
+    from demo.tools.check_comm.timing import turns
 
     found = list(turns(range(count)))
     for turn in found:
@@ -244,7 +244,7 @@ def test_each_pair_has_one_turn_and_nobody_two_at_once(project: Path, count: int
     ],
 )
 def test_slow_is_less_than_half(project: Path, speeds: list[float], slow: list[bool]) -> None:
-    from demo.check_comm.timing import mark_slow
+    from demo.tools.check_comm.timing import mark_slow
 
     assert [pair["slow"] for pair in mark_slow([{"gb_s": s} for s in speeds])] == slow
 

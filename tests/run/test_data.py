@@ -20,7 +20,7 @@ LOCK = threading.Lock()
 
 def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]:
     """Return the indices that all ranks together train on, step by step."""
-    from demo.sharding import EpochSampler
+    from demo.core.loading.batches import EpochSampler
 
     samplers = [EpochSampler(1003, 25, rank, ranks, seed=5) for rank in range(ranks)]
     for sampler in samplers:
@@ -44,7 +44,7 @@ def test_ranks_share_one_order_of_the_samples(project: Path, ranks: int) -> None
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (3, 2), (7, 2)])
 def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int) -> None:
     """Seven uneven shards: some ranks have more, and some workers have none."""
-    from demo.sharding import TrainBatches
+    from demo.core.loading.batches import TrainBatches
 
     seen: Counter[int] = Counter()
     orders = []
@@ -65,7 +65,7 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
 
 def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> None:
     """A thread of the rank may hold any lock when workers start; a copy would wait for ever."""
-    from demo.sharding import TrainBatches
+    from demo.core.loading.batches import TrainBatches
 
     batches = TrainBatches(_stream(), 10, 0, 1, seed=1, workers=2, pin=False)
     with LOCK:
@@ -73,8 +73,9 @@ def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> 
 
 
 def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
-    from demo.errors import UsageError
-    from demo.sharding import ShardStream, TrainBatches
+    from demo.core.errors import UsageError
+    from demo.core.loading.batches import TrainBatches
+    from demo.core.loading.stream import ShardStream
 
     stream = ShardStream(range(7), lambda shard: iter([shard]), length=7)
     batches = TrainBatches(stream, 1, 0, 1, seed=1, workers=1, pin=False)
@@ -83,7 +84,7 @@ def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
 
 
 def _stream():  # noqa: ANN202 - its type is the project's
-    from demo.sharding import ShardStream
+    from demo.core.loading.stream import ShardStream
 
     return ShardStream(range(7), _read, length=280, shuffle=30)
 
@@ -98,7 +99,7 @@ def _read(shard: int) -> Iterator[int]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 12])
 def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> None:
     """And each rank as many batches; those that only keep others company do not count."""
-    from demo.evaluation import Evaluator
+    from demo.evaluate import Evaluator
 
     settings: Any = SimpleNamespace(test_batch_size=2, workers=0)
     numbers, batches = [], set()
@@ -113,8 +114,8 @@ def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> 
 
 
 def test_data_that_ranks_cannot_share_is_an_error(project: Path) -> None:
-    from demo.errors import UsageError
-    from demo.sharding import EpochSampler, TrainBatches
+    from demo.core.errors import UsageError
+    from demo.core.loading.batches import EpochSampler, TrainBatches
     from torch.utils.data import IterableDataset
 
     class Endless(IterableDataset):
@@ -153,7 +154,7 @@ def test_idx_files_are_read_plain_and_packed(project: Path, idx_files: Path) -> 
 
 
 def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
     from demo.mnist import read
 
     images = idx_files / "train-images-idx3-ubyte"
@@ -256,7 +257,7 @@ def test_a_bad_mirror_is_one_line_and_the_next_one_is_asked(
     fault: str,
 ) -> None:
     from demo import mnist
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
 
     monkeypatch.setattr(mnist, "LIMIT", 100_000)
     target = tmp_path / "data"
@@ -289,7 +290,7 @@ def test_a_packed_file_that_unpacks_to_too_much_is_refused(
     idx_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from demo import mnist
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
 
     monkeypatch.setattr(mnist, "LIMIT", 100_000)
     bomb = gzip.compress(bytes(200_000))
@@ -301,7 +302,7 @@ def test_a_packed_file_that_unpacks_to_too_much_is_refused(
 def test_download_leaves_nothing_wrong_behind(
     mirror: str, checksums: dict[str, str], tmp_path: Path
 ) -> None:
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
     from demo.mnist import download
 
     checksums["t10k-labels-idx1-ubyte"] = "0" * 64

@@ -88,7 +88,7 @@ def example(
 
 
 @pytest.fixture(scope="module")
-def whole(
+def full_tensor(
     example: tuple[Path, Sequence[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Job]:
     """Its run without a stop, by the number of ranks."""
@@ -116,7 +116,8 @@ def test_an_example_is_stopped_and_goes_on_bit_for_bit(
 
 USE = """
 import sys
-from demo import data, export, inference
+from demo import data, inference
+from demo.tools import export
 
 source, output, *rest = sys.argv[1:]
 trained = inference.load(source)

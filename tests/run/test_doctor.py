@@ -162,7 +162,7 @@ def test_a_package_that_lost_files_is_named(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a clean-up of old files on a scratch file system; pip takes it for installed."""
-    from demo.doctor.software import lost_files
+    from demo.tools.doctor.software import lost_files
 
     (tmp_path / "clay").mkdir()
     (tmp_path / "clay/kept.py").touch()
@@ -319,7 +319,7 @@ def test_what_a_script_asks_for_is_compared_with_the_cluster(
 
 def slurms_answers(place: Place, monkeypatch: pytest.MonkeyPatch, **env: str) -> list[str]:
     """Return what is found of the scripts, in this process."""
-    from demo.doctor import cluster, scripts
+    from demo.tools.doctor import cluster, scripts
 
     monkeypatch.chdir(place.project)
     for name in ("SLURM_JOB_ID", "SBATCH_PARTITION"):

@@ -11,7 +11,7 @@ def test_a_link_where_a_temporary_file_was_expected_leads_nowhere(
     project: Path, tmp_path: Path
 ) -> None:
     """In a folder that many may write to, a link may lie under any name that can be guessed."""
-    from demo.files import write_atomically
+    from demo.core.filesystem import write_atomically
 
     target = tmp_path / "another file"
     target.write_text("as it was")
@@ -26,19 +26,19 @@ def test_a_link_where_a_temporary_file_was_expected_leads_nowhere(
 def test_a_name_that_was_guessed_is_refused(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo import files
+    from demo.core import filesystem
 
-    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr(filesystem.secrets, "token_hex", lambda _: "guessed")
     target = tmp_path / "another file"
     target.write_text("as it was")
     (tmp_path / "status.json.guessed.tmp").symlink_to(target)
     with pytest.raises(FileExistsError):
-        files.write_atomically(tmp_path / "status.json", "new")
+        filesystem.write_atomically(tmp_path / "status.json", "new")
     assert target.read_text() == "as it was"
 
 
 def test_others_may_read_what_the_umask_lets_them(project: Path, tmp_path: Path) -> None:
-    from demo.files import write_atomically
+    from demo.core.filesystem import write_atomically
 
     before = os.umask(0o027)
     try:
@@ -49,7 +49,7 @@ def test_others_may_read_what_the_umask_lets_them(project: Path, tmp_path: Path)
 
 
 def test_what_could_not_be_written_leaves_nothing(project: Path, tmp_path: Path) -> None:
-    from demo.files import write_atomically
+    from demo.core.filesystem import write_atomically
 
     def fail(_file: object) -> None:
         raise OSError("no room")

@@ -120,47 +120,49 @@ def test_the_calls_are_made_by_an_ordinary_unpickler(beside: Path) -> None:
 
 
 def as_checkpoint(folder: Path, content: bytes) -> None:
-    from demo import checkpoint, restore
-    from demo.errors import UsageError
+    from demo.core.checkpoint import restore, store
+    from demo.core.errors import UsageError
 
     path = folder / "step-00000001.pt"
     for file in (archive(content), content):
         path.write_bytes(file)
-        checkpoint.Checkpoints(folder).newest()
+        store.Checkpoints(folder).newest()
         with suppress(UsageError):
             restore.load(path)
 
 
 def as_shards(folder: Path, content: bytes) -> None:
     """As the list, of today and of earlier versions, and as a part."""
-    from demo import checkpoint, restore, shard_files
-    from demo.errors import UsageError
+    from demo.core.checkpoint import dcp, restore, store
+    from demo.core.errors import UsageError
 
     path = folder / "step-00000001.pt"
-    torch.save({"network": {"weight": checkpoint.IN_SHARDS}}, path)
-    shards = checkpoint.shards_of(path)
+    torch.save({"network": {"weight": store.IN_SHARDS}}, path)
+    shards = store.shards_of(path)
     shards.mkdir(exist_ok=True)
     part = archive(content)
     listed = {"network/weight": ("float32", [1], [("part", 0, len(part), [0], [1])])}
     for files in (
         {".metadata": content},
-        {shard_files.LIST: archive(content, shard_files.LIST_IN)},
-        {shard_files.LIST: archive(json.dumps(listed).encode(), shard_files.LIST_IN), "part": part},
+        {dcp.LIST: archive(content, dcp.LIST_IN)},
+        {dcp.LIST: archive(json.dumps(listed).encode(), dcp.LIST_IN), "part": part},
     ):
         for old in shards.iterdir():
             old.unlink()
         for name, file in files.items():
             (shards / name).write_bytes(file)
-        checkpoint.Checkpoints(folder).newest()
+        store.Checkpoints(folder).newest()
         with suppress(UsageError):
             restore.load(path)
 
 
 def as_run(folder: Path, content: bytes) -> None:
-    from demo import config, curves, runs, sync
-    from demo.checkpoint import Checkpoints
-    from demo.errors import UsageError
-    from demo.tracking.fanout import known_ids
+    from demo.core.checkpoint.store import Checkpoints
+    from demo.core.errors import UsageError
+    from demo.settings import Settings
+    from demo.tools import runs, sync
+    from demo.tools.plot import curves
+    from demo.tracking.dispatch import known_ids
 
     for name in ("status.json", "provenance.json", "config.yaml", "trackers.json"):
         (folder / name).write_bytes(content)
@@ -171,7 +173,7 @@ def as_run(folder: Path, content: bytes) -> None:
     assert sync.read_json(folder / "status.json") == known_ids(folder, 0) == {}
     assert Checkpoints(folder).best() is None
     with suppress(UsageError):
-        config.load_yaml(folder / "config.yaml")
+        Settings.from_yaml(folder / "config.yaml")
 
 
 def as_study(folder: Path, content: bytes) -> None:

@@ -101,7 +101,7 @@ def _family(job: Job) -> list[psutil.Process]:
 def test_ranks_are_read_from_the_environment(
     project: Path, env: dict[str, str], found: tuple[str, int, int, int]
 ) -> None:
-    from demo.launcher import Ranks
+    from demo.core.ranks.environment import Ranks
 
     ranks = Ranks.from_environment(env)
     assert (ranks.launcher, ranks.rank, ranks.size, ranks.local_rank) == found
@@ -123,8 +123,8 @@ def test_ranks_are_read_from_the_environment(
 def test_misuse_of_a_launcher_is_answered_with_a_hint(
     project: Path, env: dict[str, str], hint: str
 ) -> None:
-    from demo.errors import UsageError
-    from demo.launcher import Ranks
+    from demo.core.errors import UsageError
+    from demo.core.ranks.environment import Ranks
 
     with pytest.raises(UsageError, match=hint):
         Ranks.from_environment(env)

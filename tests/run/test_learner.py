@@ -19,8 +19,8 @@ from .conftest import Job, clean_environment, spawn, srun, tasks
 SETTINGS = '''
 from dataclasses import dataclass
 
-from . import config
-from .config import Positive
+from .core import config
+from .core.config import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .learner import Learner
-from .recording import record
+from .core.output.record import record
 
 
 class Regression(Learner):
@@ -358,7 +358,7 @@ def python(project: Path, folder: Path, code: str, **env: str) -> str:
 def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_path: Path) -> None:
     """In a notebook in another folder; as a graph, without the project."""
     code = (
-        "import json, torch; from demo import export; from demo.inference import load\n"
+        "import json, torch; from demo.tools import export; from demo.inference import load\n"
         f"run = load('{alone.run_dir}')\n"
         f"export.main(['{alone.run_dir}', '--output=network.pt2'])\n"
         "batch = {'x': torch.arange(12.0).reshape(3, 4)}\n"
@@ -510,10 +510,10 @@ import sys
 
 import torch
 from demo import model, train
-from demo.config import parse
-from demo.errors import UsageError
-from demo.preemption import StopRequest
-from demo.recording import record
+from demo.settings import Settings
+from demo.core.errors import UsageError
+from demo.core.ranks.signals import StopRequest
+from demo.core.output.record import record
 from torch import nn
 
 folder, Base = sys.argv[1], model.Model
@@ -563,7 +563,7 @@ for what, learner in WRONG.items():
     model.Model = learner
     name = what.replace(" ", "-")
     try:
-        train.run(parse([*sys.argv[2:], f"--run-dir={folder}/{name}"]), StopRequest())
+        train.run(Settings.parse([*sys.argv[2:], f"--run-dir={folder}/{name}"]), StopRequest())
     except UsageError as error:
         found[what] = str(error)
 with open(f"{folder}/errors.json", "w") as file:
@@ -634,7 +634,7 @@ def test_a_model_of_functions_is_told_what_it_lacks(
 def test_any_score_can_be_the_best(
     project: Path, direction: Literal["min", "max"], scores: list[float], best: list[bool]
 ) -> None:
-    from demo.position import Position
+    from demo.core.training.position import Position
 
     position = Position()
     assert [position.judge(score, direction) for score in scores] == best

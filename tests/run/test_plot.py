@@ -20,7 +20,7 @@ CURVE = [{"step": step, "train/loss": 1 / step, "train/lr": 0.1} for step in ran
 @pytest.fixture
 def plot(project: Path) -> ModuleType:
     """The module."""
-    from demo import plot
+    from demo.tools import plot
 
     return plot
 
@@ -205,7 +205,7 @@ def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: st
     ],
 )
 def test_mistakes(plot: ModuleType, tmp_path: Path, flags: list[str], message: str) -> None:
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
 
     write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()

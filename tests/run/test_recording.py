@@ -17,7 +17,7 @@ class Model(Model):
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         import os
 
-        from .recording import record
+        from .core.output.record import record
 
         rank = int(os.environ["SLURM_PROCID"])
         record("mine/mean", batch[0].new_tensor(rank), weight=1 + rank)
@@ -29,7 +29,7 @@ class Model(Model):
         return super().loss(network, batch)
 
     def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        from .recording import record
+        from .core.output.record import record
 
         record("mine/sum", 1000, "sum")
         return super().measure(network, batch)
@@ -93,7 +93,7 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
 def test_what_can_not_be_recorded_is_said_at_once(
     project: Path, arguments: tuple, complaint: str
 ) -> None:
-    store = import_module("demo.recording").Store()
+    store = import_module("demo.core.output.record").Store()
     store.record("first", 1.0)
     with pytest.raises(ValueError, match=complaint):
         store.record(*arguments)

@@ -274,7 +274,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: Path) -> None:
-    from demo.checkpoint import Checkpoints
+    from demo.core.checkpoint.store import Checkpoints
 
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(1, 7):
@@ -291,8 +291,8 @@ def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: P
 def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
     project: Path, tmp_path: Path
 ) -> None:
-    from demo.checkpoint import Checkpoints, find_fault
-    from demo.restore import UnreadableError, load
+    from demo.core.checkpoint.restore import UnreadableError, load
+    from demo.core.checkpoint.store import Checkpoints, find_fault
 
     checkpoints = Checkpoints(tmp_path, keep=1)
     state = dict.fromkeys(("networks", "optimizers", "position"))
@@ -324,7 +324,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
 ) -> None:
     import resource
 
-    from demo.checkpoint import Checkpoints
+    from demo.core.checkpoint.store import Checkpoints
 
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.save({"weights": torch.zeros(10)}, 1)

@@ -21,7 +21,7 @@ IS_DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2;
 @pytest.fixture
 def runs(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, where no Slurm is."""
-    from demo import runs
+    from demo.tools import runs
 
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -178,7 +178,7 @@ def test_the_table_and_the_exit_code(
 def test_what_is_no_run_is_passed_over(
     runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
 
     run = write_run(tmp_path / "runs" / "mnist" / "1")
     (run / "checkpoints").mkdir()
@@ -259,7 +259,7 @@ def test_files_of_other_kinds_end_no_list(
 def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
     runs: ModuleType, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo import plot
+    from demo.tools import plot
 
     # Set the window's title, clear the screen, turn the line around.
     evil = "\x1b]0;x\x07\x1b[2J\u202e\x9b1m"
@@ -288,7 +288,7 @@ def test_torch_and_pyplot_are_not_needed(project: Path, tmp_path: Path) -> None:
     """A login node answers at once, and has no display."""
     write_run(tmp_path / "runs" / "1")
     code = (
-        "import sys; from demo import plot, runs\n"
+        "import sys; from demo.tools import plot, runs\n"
         f"plot.main(['{tmp_path}/runs', '--output={tmp_path}/plot.png'])\n"
         f"runs.main(['{tmp_path}/runs'])\n"
         "sys.exit(' '.join({'torch', 'matplotlib.pyplot'} & set(sys.modules)) or 0)"

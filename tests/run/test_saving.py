@@ -15,15 +15,15 @@ from torch import nn
 from .conftest import PATIENCE
 
 if TYPE_CHECKING:
-    from demo.saving import Saver
+    from demo.core.checkpoint.writer import Saver
 
 
 @pytest.fixture
 def saver(project: Path, tmp_path: Path) -> "Saver":
     """What saves to tmp_path, on a world of one rank."""
-    from demo.checkpoint import Checkpoints
-    from demo.distributed import World
-    from demo.saving import Saver
+    from demo.core.checkpoint.store import Checkpoints
+    from demo.core.checkpoint.writer import Saver
+    from demo.core.ranks.world import World
 
     world = World(0, 1, 0, "none", torch.device("cpu"), None, ("here",), None)
     return Saver(Checkpoints(tmp_path), world, PATIENCE)
@@ -118,13 +118,13 @@ class Failing(io.FileIO):
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let files be read from a failing disk; return how long has been waited each time."""
     waits: list[float] = []
-    monkeypatch.setattr("demo.checkpoint.time.sleep", waits.append)
+    monkeypatch.setattr("demo.core.checkpoint.store.time.sleep", waits.append)
     ordinary = Path.open
 
     def opened(path: Path, mode: str) -> IO[bytes]:
         return io.BufferedReader(Failing(path)) if mode == "rb" else ordinary(path, mode)
 
-    monkeypatch.setattr("demo.checkpoint.Path.open", opened)
+    monkeypatch.setattr("demo.core.checkpoint.store.Path.open", opened)
     return waits
 
 
@@ -133,9 +133,9 @@ STATE = {"networks": {}, "optimizers": {}, "position": {}, "weights": torch.zero
 
 def test_a_failing_disk_is_no_damage(saver: "Saver", tmp_path: Path, waits: list[float]) -> None:
     """Wherever it fails: while damage is looked for, or while the checkpoint is loaded."""
-    from demo.checkpoint import Checkpoints
-    from demo.errors import UsageError
-    from demo.restore import candidates, load_first
+    from demo.core.checkpoint.restore import candidates, load_first
+    from demo.core.checkpoint.store import Checkpoints
+    from demo.core.errors import UsageError
 
     folder = Checkpoints(tmp_path / "checkpoints")
     assert folder.save(STATE, 1) and folder.save(STATE, 2)
@@ -161,8 +161,8 @@ def test_a_failing_disk_is_no_damage(saver: "Saver", tmp_path: Path, waits: list
 def test_a_folder_that_cannot_be_listed_is_not_empty(
     project: Path, tmp_path: Path, waits: list[float]
 ) -> None:
-    from demo.checkpoint import Checkpoints
-    from demo.errors import UsageError
+    from demo.core.checkpoint.store import Checkpoints
+    from demo.core.errors import UsageError
 
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(UsageError, match=r"can't read .*checkpoints: .* \(errno \d+\)"):
@@ -174,17 +174,17 @@ def test_a_checkpoint_that_another_process_removes_meanwhile(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then there is a newer one."""
-    from demo import checkpoint
+    from demo.core.checkpoint import store
 
-    folder = checkpoint.Checkpoints(tmp_path, keep=1)
+    folder = store.Checkpoints(tmp_path, keep=1)
     assert folder.save(STATE, 1)
 
     def pruned(path: Path) -> str | None:
         monkeypatch.undo()
         assert folder.save(STATE, 2) and not path.exists()
-        return checkpoint.find_fault(path)
+        return store.find_fault(path)
 
-    monkeypatch.setattr(checkpoint, "find_fault", pruned)
+    monkeypatch.setattr(store, "find_fault", pruned)
     assert folder.newest() == folder.path(2)
 
 
@@ -192,9 +192,9 @@ def test_all_ranks_take_the_same_checkpoint(
     saver: "Saver", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one of them can't load it, none does; where none can be loaded, none is replaced."""
-    from demo import checkpoint, restore
+    from demo.core.checkpoint import restore, store
 
-    folder = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    folder = store.Checkpoints(tmp_path / "checkpoints")
     assert folder.save(STATE, 1) and folder.save(STATE, 2)
     answers: list[Exception] = []
     monkeypatch.setattr(

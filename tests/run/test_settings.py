@@ -20,27 +20,26 @@ def yaml_file(tmp_path: Path) -> Path:
 def test_a_flag_goes_before_the_file_and_the_file_before_the_default(
     project: Path, yaml_file: Path
 ) -> None:
-    from demo.config import parse
     from demo.settings import Settings
 
     yaml_file.write_text("epochs: 7\nlr: 1e-2\ntags: [a, b]\n")  # 1e-2 is text in YAML 1.1
-    settings = parse([f"--config={yaml_file}", "--epochs", "9"])
+    settings = Settings.parse([f"--config={yaml_file}", "--epochs", "9"])
     assert (settings.epochs, settings.lr, settings.tags) == (9, 0.01, ("a", "b"))
     assert settings.batch_size == Settings().batch_size
-    assert parse(["--config", str(yaml_file), "--tags", "c"]).tags == ("c",)
-    assert parse([f"--config={yaml_file}", "--compile"]).compile
+    assert Settings.parse(["--config", str(yaml_file), "--tags", "c"]).tags == ("c",)
+    assert Settings.parse([f"--config={yaml_file}", "--compile"]).compile
 
 
 def test_the_projects_own_file_is_the_default(
     project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from demo.config import parse
+    from demo.settings import Settings
 
     monkeypatch.chdir(project)
-    assert parse([]).experiment == "demo"
-    assert parse([]).trackers == ("tensorboard",)
+    assert Settings.parse([]).experiment == "demo"
+    assert Settings.parse([]).trackers == ("tensorboard",)
     monkeypatch.chdir(tmp_path)
-    assert parse([]).experiment == "default"
+    assert Settings.parse([]).experiment == "default"
 
 
 @pytest.mark.parametrize(
@@ -63,12 +62,12 @@ def test_the_projects_own_file_is_the_default(
 def test_a_wrong_file_is_one_line_that_says_what_is_right(
     project: Path, yaml_file: Path, text: str, message: str
 ) -> None:
-    from demo.config import parse
-    from demo.errors import UsageError
+    from demo.core.errors import UsageError
+    from demo.settings import Settings
 
     yaml_file.write_text(text)
     with pytest.raises(UsageError) as caught:
-        parse([f"--config={yaml_file}"])
+        Settings.parse([f"--config={yaml_file}"])
     assert str(yaml_file) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -122,8 +121,8 @@ def test_help_lists_every_flag_of_the_surface(project: Path) -> None:
 
 
 def test_learning_rate_follows_its_schedule_and_scaling(project: Path) -> None:
-    from demo.config import Settings
-    from demo.schedule import lr_factor, scaling
+    from demo.core.config import Settings
+    from demo.core.training.schedule import lr_factor, scaling
 
     settings = Settings(warmup=0.25, schedule="linear")
     factors = [lr_factor(settings, progress) for progress in (0, 0.125, 0.25, 0.625, 1.0)]

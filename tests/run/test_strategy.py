@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from renderer import render_project
 from reproducible import reproducible
 
@@ -110,7 +109,7 @@ def test_both_strategies_give_the_same_parameters(
     assert losses(sharded) == pytest.approx(losses(copied), rel=1e-5)
 
     # Read whole, on no rank, what one wrote as a file and the other in shards is the same too.
-    from demo import restore
+    from demo.core.checkpoint import restore
 
     name = "checkpoints/step-00000020.pt"
     one, other = (tensors(restore.load(job.run_dir / name)) for job in (copied, sharded))
@@ -178,7 +177,7 @@ def test_one_rank_has_the_whole_network_whatever_the_strategy(
 def test_damaged_shards_are_found(
     project: Path, sharded: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from demo.checkpoint import Checkpoints, find_fault
+    from demo.core.checkpoint.store import Checkpoints, find_fault
 
     folder = tmp_path / "checkpoints"
     shutil.copytree(sharded.run_dir / "checkpoints", folder)
@@ -202,24 +201,24 @@ def test_damaged_shards_are_found(
 
 def test_the_list_of_shards(project: Path, tmp_path: Path) -> None:
     """One that torch pickled, as in earlier versions, is read; damage of today's is found."""
-    from demo import shard_files
+    from demo.core.checkpoint import dcp
 
     written = {"network/a": torch.arange(1000.0).reshape(10, 100), "b": torch.tensor(3)}
-    writers = {"old": dcp.FileSystemWriter, "new": shard_files._Writer}
+    writers = {"old": dcp.FileSystemWriter, "new": dcp._Writer}
     for name, writer in writers.items():
         dcp.save(written, storage_writer=writer(tmp_path / name), no_dist=True)
         assert (tmp_path / name / ".metadata").exists() == (name == "old")
-        read = shard_files.read(tmp_path / name, dict.fromkeys(written))
+        read = dcp.read(tmp_path / name, dict.fromkeys(written))
         torch.testing.assert_close(read, written, rtol=0, atol=0)
-        assert shard_files.find_fault(tmp_path / name) is None
+        assert dcp.find_fault(tmp_path / name) is None
 
-    path = tmp_path / "new" / shard_files.LIST
+    path = tmp_path / "new" / dcp.LIST
     whole = path.read_bytes()
-    listed = shard_files._read_list(path.parent)
+    listed = dcp._read_list(path.parent)
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         try:
-            assert shard_files._read_list(path.parent) == listed
+            assert dcp._read_list(path.parent) == listed
         except Exception as error:
             assert not isinstance(error, AssertionError), position
 

@@ -85,7 +85,7 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     monkeypatch.setenv("BROKEN_API_KEY", "correct-horse")
     broken = recorders["broken"]
     broken.at, broken.trouble = at, OSError("correct-horse at https://me:battery@example.org")
-    trackers = import_module("demo.tracking.fanout").Trackers(
+    trackers = import_module("demo.tracking.dispatch").Trackers(
         ["broken", "sound"], make_run(tmp_path)
     )
     for step in (1, 2):
@@ -122,7 +122,7 @@ def test_a_tracker_that_fails_once_starts_again_and_gets_what_it_lost(
             super().log_metrics(metrics, step, time)
 
     sys.modules["demo.tracking.sound"].Tracker = Tracker
-    trackers = import_module("demo.tracking.fanout").Trackers(["sound"], make_run(tmp_path))
+    trackers = import_module("demo.tracking.dispatch").Trackers(["sound"], make_run(tmp_path))
     for line in lines:
         trackers.log_metrics({"loss": line["loss"]}, line["step"], 7.0)
     trackers.finish("finished")
@@ -138,17 +138,17 @@ def test_a_tracker_that_hangs_is_left_behind(
     caplog: pytest.LogCaptureFixture,
     at: str,
 ) -> None:
-    fanout = import_module("demo.tracking.fanout")
-    monkeypatch.setattr(fanout, "FLUSH_SECONDS", 0.2)
-    monkeypatch.setattr(fanout, "FINISH_SECONDS", {"finished": 0.2})
+    dispatch = import_module("demo.tracking.dispatch")
+    monkeypatch.setattr(dispatch, "FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr(dispatch, "FINISH_SECONDS", {"finished": 0.2})
     stuck = threading.Event()
     recorders["broken"].at, recorders["broken"].trouble = at, stuck
-    trackers = fanout.Trackers(["broken", "sound"], make_run(tmp_path))
+    trackers = dispatch.Trackers(["broken", "sound"], make_run(tmp_path))
     for step in range(1, 51):
         trackers.log_metrics({"loss": 1.0}, step, 0.0)
         trackers.flush()
     trackers.finish("finished")
-    assert fanout.left_behind()
+    assert dispatch.left_behind()
     stuck.set()
 
     assert len(recorders["sound"].done) == 1 + 2 * 50 + 1
@@ -164,11 +164,11 @@ def test_a_tracker_that_falls_too_far_behind_is_off(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fanout = import_module("demo.tracking.fanout")
-    monkeypatch.setattr(fanout, "BACKLOG", 100)
+    dispatch = import_module("demo.tracking.dispatch")
+    monkeypatch.setattr(dispatch, "BACKLOG", 100)
     stuck = threading.Event()
     recorders["broken"].at, recorders["broken"].trouble = "log_metrics", stuck
-    trackers = fanout.Trackers(["broken"], make_run(tmp_path))
+    trackers = dispatch.Trackers(["broken"], make_run(tmp_path))
     for step in range(200):
         trackers.log_metrics({"loss": 1.0}, step, 0.0)
     (record,) = caplog.records
@@ -180,12 +180,12 @@ def test_a_tracker_that_falls_too_far_behind_is_off(
 def test_what_a_tracker_has_is_not_logged_again_and_what_it_lacks_is(
     recorders: dict[str, type[Recorder]], tmp_path: Path
 ) -> None:
-    fanout = import_module("demo.tracking.fanout")
-    fanout.note_id(tmp_path, 0, "sound", "recorder")
+    dispatch = import_module("demo.tracking.dispatch")
+    dispatch.note_id(tmp_path, 0, "sound", "recorder")
     # The interrupted run came to step 4, its checkpoint is of step 3; step 2 was lost.
     recorders["sound"].held = {"loss": {1: 1.0, 3: 3.0, 4: 4.0}}
     earlier = [{"step": step, "time": 7.0, "loss": float(step)} for step in (1, 2, 3)]
-    trackers = fanout.Trackers(["sound"], make_run(tmp_path, resume_step=3), earlier)
+    trackers = dispatch.Trackers(["sound"], make_run(tmp_path, resume_step=3), earlier)
     for step in (4, 5):
         trackers.log_metrics({"loss": float(step), "lr": 0.1}, step, 0.0)
     trackers.finish("finished")

@@ -11,16 +11,16 @@ from .conftest import edited, spawn, srun, tasks
 # Steps of no work, or of a tenth of a second. The second rank is told to stop after the seventh.
 VOTERS = """
 import json, sys, time
-from demo.config import Settings
-from demo.distributed import joined
-from demo.preemption import StopRequest
-from demo.votes import Votes
+from demo.core.config import Settings
+from demo.core.ranks.process_group import joined
+from demo.core.ranks.signals import StopRequest
+from demo.core.ranks.step_totals import StepTotals
 
 kind, steps = sys.argv[1:]
 with joined(Settings(device="cpu")) as world:
     stop = StopRequest()
     # As in an epoch behind others.
-    votes = Votes(world, stop, 1000, uneven=kind == "uneven")
+    votes = StepTotals(world, stop, 1000, uneven=kind == "uneven")
     taken, asked = 0, 0
     votes.begin(1000, samples=5, weight=7)
     while True:

@@ -37,9 +37,9 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     # The earlier state: another number in a module, no schedule, one more module, and every file
     # ended with another line.
-    replace(package / "plot.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
+    replace(package / "tools/plot/__init__.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
     replace(package / "train.py", '"""The training loop."""', '"""The old loop."""')
-    (package / "schedule.py").unlink()
+    (package / "core/training/schedule.py").unlink()
     for path in present:
         if path.exists() and path.stat().st_size and path.name not in UNTOUCHED:
             with path.open("a") as file:
@@ -126,7 +126,7 @@ def test_edits_are_kept(project: Path) -> None:
     package = project / "src" / "demo"
     model = '"""Our network."""\n\nfrom torch import nn\n\n\ndef build() -> nn.Module: ...\n'
     (package / "model.py").write_text(model)
-    replace(package / "plot.py", '"""Curves of runs', '"""Our curves')
+    replace(package / "tools/plot/__init__.py", '"""Curves of runs', '"""Our curves')
     (package / "figures.py").unlink()
     script = project / "slurm" / "train_multi_node.sbatch"
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
@@ -145,8 +145,8 @@ def test_edits_are_kept(project: Path) -> None:
         assert updated[name] == edited[name], "nothing changes in a file that is the user's"
     assert "src/demo/figures.py" in updated, "one that is missing is made again"
     # Their line and ours in the same file.
-    assert '"""Our curves' in updated["src/demo/plot.py"]
-    assert "FEW_VALUES = 20" in updated["src/demo/plot.py"]
+    assert '"""Our curves' in updated["src/demo/tools/plot/__init__.py"]
+    assert "FEW_VALUES = 20" in updated["src/demo/tools/plot/__init__.py"]
     assert '"""The training loop."""' in updated["src/demo/train.py"]
     for name in ("slurm/train_multi_node.sbatch", "README.md"):
         kept = edited[name].replace("# The end of an earlier version", "")
@@ -155,7 +155,7 @@ def test_edits_are_kept(project: Path) -> None:
     assert "src/demo/mnist.py" not in updated, "a deleted file stays deleted"
     assert "slurm/train_cpu.sbatch" not in updated, "and a renamed one does not come back"
     assert updated["slurm/laptop.sbatch"] == edited["slurm/laptop.sbatch"]
-    assert "src/demo/schedule.py" in updated
+    assert "src/demo/core/training/schedule.py" in updated
     assert "src/demo/obsolete.py" not in updated
     assert yaml.safe_load(updated[".copier-answers.yml"])["_commit"] == "v2.0.0"
     assert not [
@@ -164,11 +164,11 @@ def test_edits_are_kept(project: Path) -> None:
 
 
 def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
-    replace(project / "src/demo/plot.py", "FEW_VALUES = 15", "FEW_VALUES = 7")
+    replace(project / "src/demo/tools/plot/__init__.py", "FEW_VALUES = 15", "FEW_VALUES = 7")
     commit(project, "Our own number")
-    text = update(project)["src/demo/plot.py"]
+    text = update(project)["src/demo/tools/plot/__init__.py"]
     assert "<<<<<<<" in text and "FEW_VALUES = 7" in text and "FEW_VALUES = 20" in text
-    assert "UU src/demo/plot.py" in git(project, "status", "--porcelain")
+    assert "UU src/demo/tools/plot/__init__.py" in git(project, "status", "--porcelain")
 
 
 def copier_says(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

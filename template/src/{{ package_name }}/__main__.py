@@ -16,16 +16,15 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import LostRankError, UsageError
-from .files import printable
+from .core.errors import LostRankError, UsageError, printable
 
 
 def train(argv: Sequence[str]) -> int:
     """train the model; on one process, or on every rank that torchrun or srun started"""
-    from .config import parse
-    from .preemption import StopRequest, ignore_signals
+    from .core.ranks.signals import StopRequest, ignore_signals
+    from .settings import Settings
 
-    settings = parse(argv)
+    settings = Settings.parse(argv)
     # Before torch is imported, which takes a second: a signal in that second must not kill us.
     stop = StopRequest.install()
     from .train import run
@@ -34,7 +33,7 @@ def train(argv: Sequence[str]) -> int:
     # The launcher sends TERM to the others when the first rank leaves with 75. A rank whose
     # interpreter is shutting down would die of it, and the batch script would not see 75.
     ignore_signals()
-    from .tracking.fanout import left_behind
+    from .tracking.dispatch import left_behind
 
     if left_behind():
         # An orderly exit would wait for what a tracker's library still has to do.
@@ -46,79 +45,79 @@ def train(argv: Sequence[str]) -> int:
 
 def download(argv: Sequence[str]) -> int:
     """fetch the dataset and verify it; run this where there is internet, such as a login node"""
-    from .config import parse
     from .data import download as fetch
+    from .settings import Settings
 
-    fetch(parse(argv, prog="download"))
+    fetch(Settings.parse(argv, prog="download"))
     return 0
 
 
 def predict(argv: Sequence[str]) -> int:
     """write what a trained network makes of a dataset"""
-    from .inference import main
+    from .tools.predict import main
 
     return main(argv)
 
 
 def export(argv: Sequence[str]) -> int:
     """write a trained network as a graph, for programs without this project's code"""
-    from .export import main
+    from .tools.export import main
 
     return main(argv)
 
 
 def check_comm(argv: Sequence[str]) -> int:
     """check that the ranks can talk to each other, and how fast"""
-    from .check_comm import main
+    from .tools.check_comm import main
 
     return main(argv)
 
 
 def doctor(argv: Sequence[str]) -> int:
     """check what a job needs: software, Slurm's answers, nodes, data, trackers"""
-    from .doctor import main
+    from .tools.doctor import main
 
     return main(argv)
 
 
 def runs(argv: Sequence[str]) -> int:
     """list the runs and how they stand: running, finished, failed, stuck"""
-    from .runs import main
+    from .tools.runs import main
 
     return main(argv)
 
 
 def plot(argv: Sequence[str]) -> int:
     """draw the curves of runs to a file"""
-    from .plot import main
+    from .tools.plot import main
 
     return main(argv)
 
 
 def monitor(argv: Sequence[str]) -> int:
     """start and stop the trackers' web servers, as Slurm jobs"""
-    from .monitor import main
+    from .tools.monitor import main
 
     return main(argv)
 
 
 def check_trackers(argv: Sequence[str]) -> int:
     """log a small run to every tracker and read it back"""
-    from .check_trackers import main
+    from .tools.check_trackers import main
 
     return main(argv)
 
 
 def sync(argv: Sequence[str]) -> int:
     """send to the trackers what they missed of a run"""
-    from .sync import main
+    from .tools.sync import main
 
     return main(argv)
 
 
 def sweep(argv: Sequence[str]) -> int:
     """search for better settings, one trial after another"""
-    from .sweep import main
+    from .tools.sweep import main
 
     return main(argv)
 
@@ -126,16 +125,16 @@ def sweep(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train"),
     "download": (download, "data"),
-    "predict": (predict, "inference"),
-    "export": (export, "export"),
-    "doctor": (doctor, "doctor"),
-    "check-comm": (check_comm, "check_comm"),
-    "runs": (runs, "runs"),
-    "plot": (plot, "plot"),
-    "monitor": (monitor, "monitor"),
-    "check-trackers": (check_trackers, "check_trackers"),
-    "sync": (sync, "sync"),
-    "sweep": (sweep, "sweep"),
+    "predict": (predict, "tools.predict"),
+    "export": (export, "tools.export"),
+    "doctor": (doctor, "tools.doctor"),
+    "check-comm": (check_comm, "tools.check_comm"),
+    "runs": (runs, "tools.runs"),
+    "plot": (plot, "tools.plot"),
+    "monitor": (monitor, "tools.monitor"),
+    "check-trackers": (check_trackers, "tools.check_trackers"),
+    "sync": (sync, "tools.sync"),
+    "sweep": (sweep, "tools.sweep"),
 }
 
 

@@ -1,34 +1,27 @@
-"""Use of a trained network: in a notebook, and for the predictions of a whole dataset.
+"""Use of a trained network, such as in a notebook.
 
 from <package>.inference import load
 run = load("runs/demo/7")   # then run.predict(batch)
 """
 
 import dataclasses
-import json
 import logging
-import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import tyro
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from . import data, nested, restore
-from .checkpoint import Checkpoints
-from .config import Settings, load_yaml
-from .distributed import World, autocast, joined, set_up_logging
-from .errors import UsageError
-from .files import write_atomically
+from .core import nested
+from .core.checkpoint import restore
+from .core.checkpoint.store import Checkpoints
+from .core.errors import UsageError
+from .core.loading.batches import evaluation_batches
+from .core.ranks.device import autocast
 from .learner import Learner, model_class
-from .seeding import seed_torch
-from .sharding import evaluation_batches
+from .settings import Settings
 
 log = logging.getLogger(__name__)
-
-Split = Literal["train", "validation", "test"]
 
 
 @dataclasses.dataclass
@@ -77,9 +70,9 @@ def load(
     Raises:
         UsageError: there is no checkpoint, or it does not fit model.py.
     """
-    path = _checkpoint(Path(source), which)
+    path = find_checkpoint(Path(source), which)
     folder = path.parent.parent
-    settings = settings or load_yaml(folder / "config.yaml")
+    settings = settings or Settings.from_yaml(folder / "config.yaml")
     state = restore.load(path)
     learner = model_class()(settings)
     built = learner.build()
@@ -98,7 +91,12 @@ def load(
     return Trained(learner, built, settings, step, path, torch.device(device))
 
 
-def _checkpoint(source: Path, which: str) -> Path:
+def find_checkpoint(source: Path, which: str) -> Path:
+    """Return a checkpoint: the path itself, or the best or latest of a run folder.
+
+    Raises:
+        UsageError: the run folder has none.
+    """
     if not source.is_dir():
         return source
     checkpoints = Checkpoints(source / "checkpoints")
@@ -108,89 +106,9 @@ def _checkpoint(source: Path, which: str) -> Path:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Flags:
-    """Predict with a trained network, and write a line of JSON for each sample, in their order.
-
-    Alone, or on all ranks that torchrun or srun started.
-    """
-
-    run: tyro.conf.Positional[Path]
-    """run folder, or one of its checkpoints"""
-    split: Split = "test"
-    """which samples of data.py"""
-    checkpoint: Literal["best", "latest"] = "best"
-    """which checkpoint of the run folder"""
-    output: Path | None = None
-    """file to write; else predictions-SPLIT.jsonl in the run folder"""
-    data_dir: str | None = None
-    """folder of the dataset's files; else that of the run"""
-    batch_size: int | None = None
-    """samples a rank takes at once; else the run's test_batch_size"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """as for train"""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the predictions; return 0.
-
-    Raises:
-        UsageError: there is no checkpoint, it does not fit model.py, or the split can't be indexed.
-    """
-    flags = tyro.cli(Flags, args=list(argv), prog=f"python -m {__package__} predict")
-    path = _checkpoint(flags.run, flags.checkpoint)
-    settings = for_use(path, flags.device, flags.data_dir)
-    output = flags.output or path.parent.parent / f"predictions-{flags.split}.jsonl"
-    with joined(settings) as world:
-        set_up_logging(world, all_ranks=False)
-        trained = load(path, settings, device=world.device)
-        dataset = getattr(data.load(settings), flags.split)
-        if isinstance(dataset, IterableDataset):
-            raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")
-        lines = predictions(trained, dataset, flags.batch_size or settings.test_batch_size, world)
-        encoded = (json.dumps(line).encode() + b"\n" for line in lines)
-        if world.is_main:
-            _write(output, encoded)
-            log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
-        else:
-            for _ in encoded:
-                pass
-    return 0
-
-
 def for_use(path: Path, device: str, data_dir: str | None) -> Settings:
     """Return the settings of a checkpoint's run, for another place than that of the training."""
     config = path.parent.parent / "config.yaml"
-    settings = load_yaml(config)
+    settings = Settings.from_yaml(config)
     own = {"device": device, "backend": "auto", "world_size": None, "strategy": "ddp"}
     return dataclasses.replace(settings, **own, data_dir=data_dir or settings.data_dir)
-
-
-def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
-    """Yield on rank 0 what `describe` makes of each sample's prediction, in the order of samples.
-
-    Every rank must iterate; on the others there is nothing to see. Ranks take the samples in
-    turns, a batch each, so that rank 0 holds no more than a batch of each.
-    """
-    length = len(dataset)  # type: ignore[arg-type]
-    seed_torch("predictions", trained.settings.seed, world.rank, trained.step)
-    mine = range(world.rank, length, world.size)
-    batches = evaluation_batches(dataset, mine, batch_size, trained.settings.workers)
-    for number in range(math.ceil(len(range(0, length, world.size)) / batch_size)):
-        rows: list[Any] = []
-        samples = min(batch_size, len(mine) - number * batch_size)
-        if samples > 0:
-            found = trained.predict(next(batches))
-            rows = [trained.learner.describe(each) for each in nested.split(found, samples)]
-        gathered = world.gather_on_main(rows)
-        for turn in range(batch_size):
-            yield from (each[turn] for each in gathered if turn < len(each))
-
-
-def _write(path: Path, lines: Iterator[bytes]) -> None:
-    try:
-        write_atomically(path, lambda file: file.writelines(lines))
-    except OSError as error:
-        raise UsageError(
-            f"can't write {path}: {error.strerror}; choose another with --output"
-        ) from None

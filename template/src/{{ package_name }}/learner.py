@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import nested
-from .config import Settings
-from .errors import UsageError
-from .schedule import lr_factor
-from .strategy import blocks
+from .core import nested
+from .core.config import Settings
+from .core.errors import UsageError
+from .core.ranks.strategy import blocks
+from .core.training.checks import checked_loss
+from .core.training.schedule import lr_factor
 
 if TYPE_CHECKING:
-    from .update import Loop
+    from .core.training.update import Loop
 
 Networks = Any
 """What `build` returned: a module, or a dictionary of modules by name."""
@@ -41,38 +42,6 @@ def model_class() -> "type[Learner]":
             "says how functions of an earlier model.py become methods"
         )
     return found
-
-
-def checked_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
-    """Return what `loss` returned.
-
-    Raises:
-        UsageError: it is no scalar.
-    """
-    if not isinstance(value, Tensor) or value.dim():
-        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-        raise UsageError(
-            f"the loss in model.py returned {what!s:.80}: it must be the mean over the batch, "
-            "a tensor of shape ()"
-        )
-    return value
-
-
-def checked_weight(learner: "Learner", batch: Batch) -> int:
-    """Return how much a batch counts.
-
-    Raises:
-        UsageError: `weigh` returned no whole number.
-    """
-    weight = learner.weigh(batch)
-    if isinstance(weight, Tensor) and weight.numel() == 1:
-        weight = weight.item()
-    if not isinstance(weight, int | float) or weight % 1 or weight < 0:
-        raise UsageError(
-            f"weigh in model.py returned {weight!s:.80}: it must be a whole number, such as of "
-            "tokens"
-        )
-    return int(weight)
 
 
 class Learner:

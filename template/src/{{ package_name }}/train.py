@@ -10,36 +10,35 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import data, restore, run_lock
-from .announce import announce, announce_resume, announce_waiting
-from .checkpoint import Checkpoints
-from .config import Settings
-from .distributed import (
-    World,
-    joined,
-    lost_ranks_named,
-    refuse_different_samples,
-    refuse_different_settings,
-    set_up_logging,
-)
-from .errors import UsageError
-from .evaluation import Evaluation, Evaluator
-from .learner import Learner, checked_weight, model_class
-from .metrics import Meter
-from .nested import to_device
-from .networks import Networks, digest, named_parameters
-from .position import Position
-from .preemption import EXIT_CODE, StopRequest
-from .recording import record
-from .report import Report, with_run_dir
-from .saving import Saver
-from .schedule import scaling
-from .seeding import seed_torch
-from .sharding import TrainBatches
-from .strategy import parameter_norm
-from .tracking import Status, select
-from .update import Loop, Weighted
-from .votes import Votes
+from . import data
+from .core.checkpoint import restore
+from .core.checkpoint.store import Checkpoints
+from .core.checkpoint.writer import Saver
+from .core.config import Settings
+from .core.errors import UsageError
+from .core.loading.batches import TrainBatches
+from .core.loading.seeds import seed_torch
+from .core.nested import to_device
+from .core.output import run_lock
+from .core.output.log import log_data_wait, log_resume, log_start, set_up_logging
+from .core.output.metrics import Meter
+from .core.output.record import record
+from .core.output.status import Status
+from .core.ranks.consistency import refuse_different_samples, refuse_different_settings
+from .core.ranks.process_group import joined, lost_ranks_named
+from .core.ranks.signals import EXIT_CODE, StopRequest
+from .core.ranks.step_totals import StepTotals
+from .core.ranks.strategy import parameter_norm
+from .core.ranks.world import World
+from .core.training.checks import checked_weight
+from .core.training.networks import Networks, digest, named_parameters
+from .core.training.position import Position
+from .core.training.schedule import scaling
+from .core.training.update import Loop, Weighted
+from .evaluate import Evaluation, Evaluator
+from .learner import Learner, model_class
+from .run_logger import RunLogger, with_run_dir
+from .tracking import select
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +113,14 @@ class Trainer:
 
     def train(self, trackers: list[str]) -> int:
         """Train to the end or to a signal; return the process's exit code."""
-        announce(self.settings, self.world, self.batches.samples, self.samples_per_step)
+        log_start(self.settings, self.world, self.batches.samples, self.samples_per_step)
         if self.settings.dry_run:
             return 0
-        if self.resumed_from and self._is_end() and self.world.share(self._has_summary()):
+        if self.resumed_from and self._is_end() and self.world.broadcast(self._has_summary()):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
         self.evaluator.check(self.datasets.validation)
-        self.report = Report(
+        self.report = RunLogger(
             self.settings,
             self.world,
             trackers,
@@ -158,7 +157,7 @@ class Trainer:
         bar = self.report.progress_bar(position.epoch, position.epoch_steps, steps or None)
         windows = self._windows()
         window = self._next(windows)
-        votes = Votes(self.world, self.stop, position.step, self.batches.uneven or self.weighs)
+        votes = StepTotals(self.world, self.stop, position.step, self.batches.uneven or self.weighs)
         votes.begin(position.step, *_sizes(window))
         began = time.perf_counter()
         stopping, samples = False, 1
@@ -248,7 +247,7 @@ class Trainer:
         for name in self.meter.losses:
             self._refuse_divergence(f"{name} is", readings[name])
         if not self.waiting_announced and self.position.step > self.settings.log_every:
-            self.waiting_announced = announce_waiting(
+            self.waiting_announced = log_data_wait(
                 readings["train/data_seconds"], self.meter.step_seconds
             )
         rates = self.networks.learning_rates()
@@ -404,7 +403,7 @@ class Trainer:
             )
 
     def _refuse_unsaved(self, what: str) -> None:
-        if not self.world.share(self.saver.wait()):
+        if not self.world.broadcast(self.saver.wait()):
             raise UsageError(
                 f"{what} at step {self.position.step}, but the checkpoint could not be written: "
                 f"make room for {self.checkpoints.folder}; the same command then goes on from the "
@@ -449,7 +448,7 @@ class Trainer:
                 self.position.epoch_steps = self.position.consumed // self.samples_per_step
             self.meter.resume(state["meter"], self.world)
             self.line_count = state["line_count"]
-            announce_resume(path, state, self.settings, self.world)
+            log_resume(path, state, self.settings, self.world)
         except (RuntimeError, ValueError) as error:
             raise UsageError(
                 f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): choose another "

@@ -6,19 +6,21 @@ To add one, put a module here whose class `Tracker` is a `Backend`, and name it 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..core.errors import UsageError
+from ..core.output.status import Status
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-Status = Literal["finished", "failed", "preempted"]
 History = dict[str, dict[int, float]]
 """For each metric its values, by step."""
-OWN = {"fanout"}  # modules here that are no backends
+OWN = {"dispatch"}  # modules here that are no backends
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Run:
 class Backend:
     """A tracker's side of a run. What it has no place for, it leaves out: such a call does nothing.
 
-    All calls come from one thread, the backend's own (fanout.py), in which the signals of Slurm are
-    blocked: few processes that a backend starts die of them. After a failure it is constructed
+    All calls come from one thread, the backend's own (dispatch.py), in which the signals of Slurm
+    are blocked: few processes that a backend starts die of them. After a failure it is constructed
     again, once.
 
     Attributes:
@@ -117,6 +119,11 @@ class Backend:
 def available() -> list[str]:
     """Return the names of the trackers that this project has."""
     return sorted({module.name for module in pkgutil.iter_modules(__path__)} - OWN)
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of a tracker, whose `Tracker` is its `Backend`."""
+    return import_module(f".{name}", __package__)
 
 
 def select(names: Sequence[str]) -> list[str]:

@@ -25,8 +25,8 @@ from aim.sdk.objects.artifact import Artifact
 from aim.storage.hashing import hash_auto
 from filelock import SoftFileLock, Timeout
 
-from ..heartbeat import Heartbeat
-from . import Backend, History, Run, Status
+from ..core.output.status import Status, StatusFile
+from . import Backend, History, Run
 
 logging.getLogger("aim").setLevel(logging.WARNING)
 # It would say at each resume that it takes over the lock of the attempt before.
@@ -129,7 +129,7 @@ class Tracker(Backend):
         self.run._tracker._track(numbers, time, step=step)
         now = clock.time()
         self.longest, self.last = max(self.longest, now - self.last), now
-        self.run.report_progress(expect_next_in=int(max(Heartbeat.PATIENCE, 5 * self.longest)))
+        self.run.report_progress(expect_next_in=int(max(StatusFile.PATIENCE, 5 * self.longest)))
 
     def log_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Record a picture."""

@@ -29,9 +29,10 @@ from mlflow import MlflowClient, MlflowException
 from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from ..nested import length, map_tensors
-from . import Backend, History, Run, Status
-from .fanout import without_secrets
+from ..core.nested import length, map_tensors
+from ..core.output.status import Status
+from . import Backend, History, Run
+from .dispatch import without_secrets
 
 if TYPE_CHECKING:
     import numpy as np

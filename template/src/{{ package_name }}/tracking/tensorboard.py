@@ -10,7 +10,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from . import Backend, History, Run, Status
+from ..core.output.status import Status
+from . import Backend, History, Run
 
 # Its reader tells of every file that it opens.
 logging.getLogger("tensorboard").setLevel(logging.ERROR)

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import wandb
 
-from . import Backend, History, Run, Status
-from .fanout import without_secrets
+from ..core.output.status import Status
+from . import Backend, History, Run
+from .dispatch import without_secrets
 
 log = logging.getLogger(__name__)
 

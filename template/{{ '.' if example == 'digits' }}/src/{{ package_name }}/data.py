@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from . import mnist
-from .errors import UsageError
+from .core.errors import UsageError
+from .core.loading.stream import ShardStream
 from .settings import Settings
-from .sharding import ShardStream
 
 
 @dataclass(frozen=True)

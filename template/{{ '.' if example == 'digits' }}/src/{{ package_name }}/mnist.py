@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UsageError
-from .files import write_atomically
+from .core.errors import UsageError
+from .core.filesystem import write_atomically
 
 log = logging.getLogger(__name__)
 

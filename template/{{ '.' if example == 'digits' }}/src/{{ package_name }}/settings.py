@@ -6,8 +6,8 @@ another default.
 
 from dataclasses import dataclass
 
-from . import config
-from .config import Positive, Share
+from .core import config
+from .core.config import Fraction, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class Settings(config.Settings):
     """samples of the training set that are held out"""
     streaming: bool = False
     """read the training set as a stream of shards instead of by index"""
-    momentum: Share = 0.9
+    momentum: Fraction = 0.9
     """of SGD, with Nesterov's update"""
-    weight_decay: Share = 2e-3
+    weight_decay: Fraction = 2e-3
     """L2 penalty"""
-    label_smoothing: Share = 0.1
+    label_smoothing: Fraction = 0.1
     """share of the target spread over the other classes"""

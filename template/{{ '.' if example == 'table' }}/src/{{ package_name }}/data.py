@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .errors import UsageError
+from .core.errors import UsageError
 from .settings import Settings
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ another default.
 from dataclasses import dataclass
 from typing import Literal
 
-from . import config
-from .config import Positive, Rate, Share
+from .core import config
+from .core.config import Fraction, Positive, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +25,15 @@ class Settings(config.Settings):
     """name of the column to predict"""
     target_scale: Rate = 5.0
     """what the target is divided by for the network: about how far it varies"""
-    held_out: Share = 0.1
+    held_out: Fraction = 0.1
     """share of the rows that is for the validation, and as much for the test"""
     layers: Positive = 3
     """hidden layers of the network"""
     width: Positive = 128
     """features of a hidden layer"""
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     """share of the features that is dropped in training"""
-    weight_decay: Share = 0.01
+    weight_decay: Fraction = 0.01
     """of AdamW"""
 
     epochs: Positive = 5

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .core.errors import UsageError
 from .data import TOKENS, decode, encode
-from .errors import UsageError
 from .learner import Learner
 from .settings import Settings
 

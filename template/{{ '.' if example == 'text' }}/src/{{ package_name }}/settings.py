@@ -7,8 +7,8 @@ another default.
 from dataclasses import dataclass
 from typing import Literal
 
-from . import config
-from .config import Positive, Rate, Share
+from .core import config
+from .core.config import Fraction, Positive, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Settings(config.Settings):
 
     dataset: str = "synthetic"
     """text: the *.txt files in DATA_DIR; synthetic: made-up sentences, which need no file"""
-    held_out: Share = 0.05
+    held_out: Fraction = 0.05
     """share of a text's end that is for the test, and as much before it for the validation"""
     context: Positive = 64
     """tokens that the network sees at once"""
@@ -27,9 +27,9 @@ class Settings(config.Settings):
     """attention heads of a block"""
     width: Positive = 64
     """features of a token inside the network; the heads share them"""
-    dropout: Share = 0.0
+    dropout: Fraction = 0.0
     """share of the features that is dropped in training"""
-    weight_decay: Share = 0.1
+    weight_decay: Fraction = 0.1
     """of AdamW, on the matrices alone"""
 
     batch_size: Positive = 32
@@ -40,7 +40,7 @@ class Settings(config.Settings):
     """peak learning rate"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """how the learning rate falls after the warm-up"""
-    warmup: Share = 0.1
+    warmup: Fraction = 0.1
     """share of the run in which the learning rate rises"""
     clip_norm: Rate | None = 1.0
     """largest norm of the gradient; null in YAML, None as a flag: any"""

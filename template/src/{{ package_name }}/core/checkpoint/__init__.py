@@ -1,0 +1,1 @@
+"""Checkpoints: written aside and renamed, checked, removed, restored."""

@@ -1,0 +1,117 @@
+"""Files of a run: written whole or not at all, and read while another process writes them."""
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from types import UnionType
+from typing import Any, BinaryIO
+
+
+def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
+    """Write text, bytes, or what a function writes, so that `path` holds all of it or what it held.
+
+    Raises:
+        OSError: it could not be written (or what the function raises); nothing is left behind.
+    """
+    # A name that nobody can guess: in a shared folder a link may lie under any other.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_names(path.parent)
+
+
+def set_aside(paths: Sequence[Path], folder: Path) -> Path:
+    """Move what is in a folder to a new one in it, `earlier-1` or the next number; return that."""
+    place = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
+    for path in paths:
+        moved = place / path.relative_to(folder)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, moved)
+    return place
+
+
+def sync_names(folder: Path) -> None:
+    """Make the names in a folder outlive a power cut, as its files' content does."""
+    if hasattr(os, "O_DIRECTORY"):  # not on Windows
+        number = os.open(folder, os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, Any]:
+    """Return the JSON object that a file holds.
+
+    Args:
+        path: the file, which another user may have written.
+        kinds: the types of values, by name; any of them may be missing.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no JSON object, or a value is of another type or out of range.
+    """
+    _refuse_pipes(path)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"it is no object but a {type(values).__name__}")
+    for name in values.keys() & kinds.keys():
+        value = values[name]
+        if not isinstance(value, kinds[name]):
+            raise ValueError(f"{name} is a {type(value).__name__}")
+        if not in_range(value):
+            raise ValueError(f"{name} is out of range")
+    return values
+
+
+def in_range(value: object) -> bool:
+    """Return whether a value, if it is a number, is a finite one that can be computed with."""
+    return not isinstance(value, int | float) or abs(value) < 1e300
+
+
+def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Return the whole lines of a metrics.jsonl, or of its last bytes; none if it is not there.
+
+    A line that is cut off, since it is being written or the disk was full, is left out.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    lines = []
+    if path.exists():
+        _refuse_pipes(path)
+        with path.open("rb") as file:
+            if last_bytes is not None:
+                file.seek(max(path.stat().st_size - last_bytes, 0))
+            text = file.read().decode(errors="replace")
+        for line in text.splitlines():
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(values, dict) and isinstance(values.get("step"), int):
+                lines.append(values)
+    return lines
+
+
+def _refuse_pipes(path: Path) -> None:
+    """Refuse what is no file: to read a pipe would be to wait for its writer."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file")

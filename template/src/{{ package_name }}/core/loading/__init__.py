@@ -1,0 +1,1 @@
+"""Which samples each rank reads, in which order, by which processes."""

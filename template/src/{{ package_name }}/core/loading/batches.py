@@ -1,0 +1,168 @@
+"""Which rank and which worker reads which samples, and where to go on after a stop.
+
+Two ways, chosen by the type of the dataset that data.py returns:
+- a map-style dataset (it has a length and an index) is read through `EpochSampler`: any order,
+  resume behind the same samples on any world size. Best for data in memory or in files that are
+  opened one by one.
+- a `ShardStream` is read from front to back, each shard by one reader. Best for large archives and
+  for data that can only be streamed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    default_collate,
+)
+
+from ..errors import UsageError
+from .seeds import derive
+from .stream import ShardStream
+from .workers import loading_workers, started
+
+
+class EpochSampler(Sampler[list[int]]):
+    """Batches of indices for one rank.
+
+    An epoch is one permutation of the dataset, made from seed and epoch alone, cut into global
+    batches; each rank takes its part of every one. So a place in the epoch is a number of samples,
+    whatever the world size. The last, incomplete global batch is left out: a different one in each
+    epoch.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, rank: int = 0, world_size: int = 1, seed: int = 0
+    ) -> None:
+        self.length, self.batch_size = length, batch_size
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.epoch, self.consumed = 0, 0
+        if length < batch_size * world_size:
+            raise UsageError(
+                f"the training set has {length} samples, fewer than one batch of {batch_size} on "
+                f"each of {world_size} rank(s): use a smaller batch size or fewer ranks"
+            )
+
+    def set_epoch(self, epoch: int, consumed: int = 0) -> None:
+        """Choose the epoch's permutation, and how many samples of it all ranks had already."""
+        self.epoch, self.consumed = epoch, consumed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(derive("order", self.seed, self.epoch))
+        order = torch.randperm(self.length, generator=generator)
+        whole = self.batch_size * self.world_size
+        for first in range(self.consumed, self.length - whole + 1, whole):
+            mine = first + self.rank * self.batch_size
+            yield order[mine : mine + self.batch_size].tolist()
+
+    def __len__(self) -> int:
+        return (self.length - self.consumed) // (self.batch_size * self.world_size)
+
+
+class _Counted:
+    """A collate function whose batches come with the number of their samples."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.collate = collate or default_collate
+
+    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+        return len(samples), self.collate(samples)
+
+
+class TrainBatches:
+    """One rank's training batches of one epoch after the other.
+
+    Args:
+        dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
+            batch at once) and then `collate`, which gets what that returns.
+        batch_size: samples of a batch of this rank.
+        workers: processes that load.
+        pin: copy batches to page-locked memory, for GPUs.
+
+    Attributes:
+        samples: of all ranks in an epoch, None where it is not known.
+        uneven: whether other ranks may have more batches.
+        last: the batch that was read last, None before the first.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        workers: int,
+        pin: bool,
+    ) -> None:
+        self.dataset, self.seed, self.rank, self.batch_size = dataset, seed, rank, batch_size
+        self.last: Any = None
+        self.uneven = isinstance(dataset, ShardStream)
+        options: dict[str, Any] = {
+            **loading_workers(workers, dataset),
+            "pin_memory": pin,
+            "collate_fn": getattr(dataset, "collate", None),
+            # Its own: the workers' seeds do not depend on what else drew random numbers.
+            "generator": torch.Generator(),
+        }
+        if isinstance(dataset, ShardStream):
+            dataset.assign(rank, world_size, seed)
+            self.samples = dataset.length
+            options["collate_fn"] = _Counted(options["collate_fn"])
+            self.loader = DataLoader(dataset, batch_size=batch_size, **options)
+        elif isinstance(dataset, IterableDataset):
+            raise UsageError(
+                f"the training set is a {type(dataset).__name__}, an iterable dataset that ranks "
+                "can't share: make it a ShardStream, or give it a length and an index"
+            )
+        else:
+            self.samples = len(dataset)  # type: ignore[arg-type]
+            self.sampler = EpochSampler(self.samples, batch_size, rank, world_size, seed)
+            options["persistent_workers"] = workers > 0
+            self.loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
+
+    def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of an epoch that are left, each with its number of samples.
+
+        Of a map-style dataset these are the indices, equally many on each rank: `collate` may have
+        left some out, or have made several of each.
+
+        Args:
+            epoch: the epoch.
+            consumed: samples that all ranks had of it before: where a map-style dataset goes on.
+            batches: batches that this rank had of it before: a stream reads them and drops them.
+        """
+        self.loader.generator.manual_seed(derive("workers", self.seed, epoch, self.rank))
+        if isinstance(self.dataset, ShardStream):
+            self.dataset.set_epoch(epoch)
+        else:
+            self.sampler.set_epoch(epoch, consumed)
+            batches = 0
+        for number, loaded in enumerate(started(self.loader)):
+            samples, self.last = loaded if self.uneven else (self.batch_size, loaded)
+            if number >= batches:
+                yield samples, self.last
+        if self.last is None and not consumed:
+            raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
+
+    def close(self) -> None:
+        """End the loading workers. They ignore signals, so Python would wait for them at exit."""
+        del self.loader
+
+
+def evaluation_batches(
+    dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int
+) -> Iterator[Any]:
+    """Return batches of some samples of a map-style dataset, in their order, unpadded."""
+    loader = DataLoader(
+        dataset,
+        batch_sampler=BatchSampler(indices, batch_size, drop_last=False),
+        **loading_workers(workers, dataset),
+        collate_fn=getattr(dataset, "collate", None),
+    )
+    return started(loader)

@@ -1,0 +1,81 @@
+"""How loading workers start and end.
+
+A process that is forked from one with threads, such as Gloo's, can hang for ever: a lock that one
+of them held stays locked in the copy. So workers are forked from a helper without threads, the
+fork server of Python's multiprocessing; each rank that loads with workers has its own.
+
+Slurm signals every process of a step, and what to do then is for the ranks to decide. Helpers and
+workers are deaf, from their first instant on.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pickle import PicklingError
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import UsageError
+from ..ranks.signals import StopRequest, ignore_signals
+
+
+def loading_workers(number: int, dataset: Dataset) -> dict[str, Any]:
+    """Return the options of a DataLoader that loads with a number of workers, or with none."""
+    options: dict[str, Any] = {"num_workers": number}
+    if number:
+        options["worker_init_fn"] = _begin
+    # Elsewhere workers are not forked: they start as new programs (macOS, Windows).
+    if number and sys.platform == "linux":
+        _start_fork_server(type(dataset).__module__)
+        options["multiprocessing_context"] = "forkserver"
+    return options
+
+
+def started(loader: DataLoader) -> Iterator[Any]:
+    """Return a loader's batches of an epoch, which its workers load from now on.
+
+    Raises:
+        UsageError: workers can't get the dataset, since it can't be pickled.
+    """
+    try:
+        return iter(loader)
+    except (PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"loading workers can't get the {type(loader.dataset).__name__} of data.py: {error}; "
+            "make it without lambdas and open files (a worker opens them at its first read), or "
+            "use --workers 0"
+        ) from None
+
+
+def _start_fork_server(module: str) -> None:
+    """Start this rank's fork server, with the dataset's module, unless it runs already."""
+    # What each worker imports: forked from a process that has it, a worker starts at once.
+    multiprocessing.set_forkserver_preload(["torch.utils.data", module])
+    # A new program inherits which signals are blocked, and so do its forks. The rank itself gets
+    # what came meanwhile when it unblocks them. The resource tracker has a turn of its own since
+    # starting it, which the fork server would do, unblocks some.
+    for start in (resource_tracker.ensure_running, forkserver.ensure_running):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
+        try:
+            start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(_worker: int) -> None:
+    """Make this process, a new loading worker, deaf to signals, and leave when its rank does."""
+    ignore_signals()
+    threading.Thread(target=_leave_with_rank, daemon=True).start()
+
+
+def _leave_with_rank() -> None:
+    # DataLoader's workers watch their parent, the fork server; but that one waits for them.
+    rank = multiprocessing.parent_process()
+    assert rank is not None
+    rank.join()
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""Files of a run folder: its lock, log, metrics, status and provenance."""

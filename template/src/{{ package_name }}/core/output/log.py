@@ -1,0 +1,92 @@
+"""What the log says of a run, but for its numbers."""
+
+import logging
+from collections.abc import Mapping
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import Any
+
+from ..config import Settings
+from ..errors import printable
+from ..ranks.world import World
+
+log = logging.getLogger(__name__)
+
+
+def set_up_logging(world: World, all_ranks: bool) -> None:
+    """Prefix log lines with the rank; let rank 0 alone speak below warnings, or all ranks."""
+    logging.basicConfig(
+        format=f"%(asctime)s [rank {world.rank}] %(message)s",
+        datefmt="%H:%M:%S",
+        level=logging.INFO if world.is_main or all_ranks else logging.WARNING,
+        force=True,
+    )
+    if world.is_main:
+        # Keeps what is said until the run folder has a file for it (report.py).
+        logging.getLogger().addHandler(MemoryHandler(capacity=0))
+    # It tells of its fonts.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+
+
+def log_start(settings: Settings, world: World, samples: int | None, samples_per_step: int) -> None:
+    """Log what is about to happen; the number of training samples may be unknown."""
+    several = f", backend {world.backend}, strategy {settings.strategy}" if world.backend else ""
+    log.info(
+        "%s on %s, device %s%s",
+        f"{world.size} rank(s) by {world.launcher}" if world.backend else "one process",
+        ", ".join(dict.fromkeys(world.hostnames)),
+        world.device,
+        several,
+    )
+    log.info(
+        "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d",
+        settings.dataset,
+        samples or "an unknown number of",
+        samples_per_step,
+        settings.batch_size,
+        f", {settings.accumulate} times" if settings.accumulate > 1 else "",
+        settings.epochs,
+        f" or {settings.max_steps} steps" if settings.max_steps else "",
+        settings.seed,
+    )
+    log.info("settings from %s", settings.config or "flags and defaults alone")
+    untouched = " (dry run: not touched)" if settings.dry_run else ""
+    log.info("run folder %s%s", settings.run_dir, untouched)
+
+
+def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: World) -> None:
+    """Log which checkpoint the run goes on from, and what is not as it was there."""
+    position = state["position"]
+    log.info("resuming from %s: step %d, epoch %d", path, position["step"], position["epoch"] + 1)
+    if not world.is_main:
+        return
+    if state["world_size"] != world.size:
+        log.warning(
+            "the checkpoint is of %d rank(s), this run has %d: it goes on behind as many "
+            "samples of the epoch, but not bit for bit as without the stop",
+            state["world_size"],
+            world.size,
+        )
+    before = state["settings"]
+    for name, value in settings.as_dict().items():
+        # What an earlier version did not know is not worth a warning.
+        if name not in ("config", "run_dir", "resume") and before.get(name, value) != value:
+            log.warning(
+                "%s was %s at the checkpoint, now %s", name, printable(str(before[name])), value
+            )
+
+
+def log_data_wait(data_seconds: float, step_seconds: float) -> bool:
+    """Log that steps wait for their samples, if that is most of their time.
+
+    Args:
+        data_seconds: that a step waited, on average.
+        step_seconds: that it took, on average.
+
+    Returns:
+        Whether it was logged.
+    """
+    share = data_seconds / step_seconds
+    if share > 0.5:
+        log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
+    return share > 0.5

@@ -1,0 +1,128 @@
+"""What is measured: means over steps and ranks, and a line of JSON for each logged step."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..filesystem import read_lines, write_atomically
+from ..ranks.world import World
+from .record import STORE
+from .system import record_usage
+
+log = logging.getLogger(__name__)
+
+
+class Meter:
+    """Mean training loss, gradient norm, samples per second and the like since the last reading.
+
+    What model.py and data.py `record` is read with them.
+
+    Args:
+        device: this rank's.
+        unit: what weights count, such as "samples" or "tokens".
+
+    Attributes:
+        step_seconds: that a step took, on average, at the last reading.
+        losses: names of the losses, which stand first in a line.
+    """
+
+    def __init__(self, device: torch.device, unit: str) -> None:
+        self.device, self.rate, self.step_seconds = device, f"train/{unit}_per_second", 0.0
+        self.weight, self.earlier = 0, 0
+        self.steps, self.since = 0, time.perf_counter()
+        self.losses: dict[str, None] = {}
+
+    def add(self, label: str, loss: Tensor, weight: int, norm: Tensor | None) -> None:
+        """Count an update.
+
+        Args:
+            label: what the names of its loss and norm begin with, such as "generator_".
+            loss: sum over this rank's batches, a scalar.
+            weight: of these batches.
+            norm: of the gradient, which all ranks share; None where it was not worked out.
+        """
+        self.losses[f"train/{label}loss"] = None
+        STORE.add(f"train/{label}loss", loss, weight)
+        if norm is not None:
+            STORE.add(f"train/{label}gradient_norm", norm, 1)
+
+    def count(self, weight: int) -> None:
+        """Count a step, by the weight of all ranks' batches."""
+        self.weight += weight
+        self.steps += 1
+
+    def skip(self, seconds: float) -> None:
+        """Leave out time that was not spent on training."""
+        self.since += seconds
+
+    def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the means over all ranks, and this rank's own; begin anew.
+
+        Every rank must call this.
+        """
+        record_usage(STORE, self.device)
+        seconds = time.perf_counter() - self.since
+        speed = (self.weight - self.earlier) / seconds
+        self.step_seconds = seconds / max(self.steps, 1)
+        over_all, own = STORE.read(world)
+        self.weight, self.earlier = 0, 0
+        self.steps, self.since = 0, time.perf_counter()
+        losses = {name: over_all[name] for name in self.losses if name in over_all}
+        rest = over_all | {self.rate: speed}
+        return losses | rest, own | {self.rate: speed / world.size}
+
+    def state(self, world: World) -> dict[str, Any]:
+        """Return on rank 0 what a resumed run must know; every rank must call this."""
+        return {"weight": self.weight, "recorded": STORE.state(world)}
+
+    def resume(self, state: Mapping[str, Any], world: World) -> None:
+        """Go on from the `state` of an interrupted run."""
+        STORE.resume(state["recorded"], world)
+        # Their time was the interrupted run's.
+        self.weight = self.earlier = state["weight"]
+
+
+class JsonLines:
+    """`metrics.jsonl`: one JSON object a line, flushed as written; for rank 0.
+
+    Args:
+        path: the file.
+        resume_step, count: of the checkpoint that the run goes on from, its step and how many
+            lines there were. An interrupted run wrote what comes after, and this one will again:
+            these lines are dropped, and so is a line that was cut off.
+
+    Attributes:
+        earlier: the lines that are kept.
+        count: how many lines there are.
+    """
+
+    def __init__(self, path: Path, resume_step: int, count: int | None = None) -> None:
+        lines = [line for line in read_lines(path) if line["step"] <= resume_step]
+        self.earlier = lines[:count]
+        self.count = len(self.earlier)
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.earlier))
+        self.file = path.open("ab", buffering=0)
+        self.waiting = b""
+
+    def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step; what a full disk does not take goes with a later step."""
+        self.count += 1
+        complained = bool(self.waiting)
+        self.waiting += json.dumps({"step": step, "time": round(time, 3), **metrics}).encode()
+        self.waiting += b"\n"
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
+        except OSError as error:
+            if not complained:
+                log.error("can't write %s (%s); training goes on", self.file.name, error.strerror)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()

@@ -1,0 +1,295 @@
+"""One training at a time in a run folder: who has it, and whether that one still lives.
+
+Each attempt at a run has a file: `attempts/1.json`, `attempts/2.json` and so on. The highest number
+has the folder. It is taken by creating the next number, which on shared file systems too only one
+can do. Since no number comes twice, whoever was too slow to follow an attempt that died does not
+take the folder from the one that did.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, get_type_hints
+
+import psutil
+
+from ..errors import UsageError
+from ..filesystem import read_object, write_atomically
+from ..ranks.slurm import jobs
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from ..ranks.world import World
+
+log = logging.getLogger(__name__)
+
+EVERY = 20  # seconds between two signs of life: the time of the attempt's file
+PATIENCE = 300  # seconds of silence after which an attempt is dead, if nothing else tells
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """The process that has, or had, a run folder.
+
+    Args:
+        host, system: its machine, and what its process number is unique in.
+        pid, started: the process, and when it started, in seconds since the machine did.
+        cluster, job, restart: Slurm's, None outside of it.
+        ended: whether it has given the folder back.
+    """
+
+    host: str
+    system: str
+    pid: int
+    started: float
+    cluster: str | None
+    job: str | None
+    restart: int
+    ended: bool = False
+
+    @classmethod
+    def mine(cls) -> "Attempt":
+        """Return what this process is."""
+        return cls(
+            host=socket.gethostname(),
+            system=_system(),
+            pid=os.getpid(),
+            started=_started(psutil.Process()),
+            cluster=os.environ.get("SLURM_CLUSTER_NAME"),
+            job=os.environ.get("SLURM_JOB_ID"),
+            restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+        )
+
+    def __str__(self) -> str:
+        job = f", job {self.job}" if self.job else ""
+        return f"process {self.pid} on {self.host}{job}"
+
+
+@contextmanager
+def held(settings: "Settings", world: "World") -> Iterator[None]:
+    """Have the run folder for this training alone; every rank calls this.
+
+    Raises:
+        UsageError: another training has it, or it can't be written to.
+    """
+    lock = RunLock(Path(str(settings.run_dir)))
+    try:
+        # Rank 0 may have the folder already when it hears that another rank has left.
+        if not settings.dry_run:
+            world.on_main(lock.acquire)
+        yield
+    finally:
+        lock.release()
+
+
+class RunLock:
+    """This process's attempt at a run.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.folder = folder, folder / "attempts"
+        self.path: Path | None = None
+        self.released = threading.Event()
+
+    def acquire(self) -> None:
+        """Take the folder, and remove temporary files that a killed attempt left in it.
+
+        Raises:
+            UsageError: another training has it, or it can't be written to.
+        """
+        try:
+            self.made = not self.run.exists()
+            self.mine = Attempt.mine()
+            self.path = self._take()
+        except OSError as error:
+            raise UsageError(
+                f"can't write to the run folder {self.run}: {error.strerror}; choose another with "
+                "--run-dir or --run-root"
+            ) from None
+        self.thread = threading.Thread(target=self._live, name="run lock", daemon=True)
+        self.thread.start()
+        for pattern in ("*.tmp", "figures/*.tmp", "attempts/*.tmp"):
+            for left in self.run.glob(pattern):
+                with suppress(OSError):
+                    left.unlink()
+
+    def release(self) -> None:
+        """Give the folder back; remove it, if it is new and nothing was written to it."""
+        if not self.path:
+            return
+        self.released.set()
+        self.thread.join()
+        with suppress(OSError):
+            if self.made and self.path.stem == "1" and os.listdir(self.run) == ["attempts"]:
+                self.path.unlink()
+                self.folder.rmdir()
+                self.run.rmdir()
+            else:
+                write_atomically(self.path, _as_text(dataclasses.replace(self.mine, ended=True)))
+        self.path = None
+
+    def _take(self) -> Path:
+        number = 0
+        for _ in range(50):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            number = max(number, _newest(self.folder))
+            path = self.folder / f"{number + 1}.json"
+            try:
+                if number:
+                    self._refuse_living(self.folder / f"{number}.json")
+                _create(path, self.mine)
+                return path
+            except FileExistsError:
+                number += 1  # another was faster
+            except FileNotFoundError:
+                number = 0  # the first attempt has failed, and left nothing
+            time.sleep(0.1)
+        raise UsageError(f"can't take {self.run}: remove {self.folder} if no training uses it")
+
+    def _refuse_living(self, path: Path) -> None:
+        owner = _read(path)
+        # The file server itself may have stood still: whoever lives comes back with it.
+        if _is_dead(path, owner, self.mine, look_again_after=2 * EVERY):
+            return
+        stop = f" (scancel {owner.job})" if owner and owner.job else ""
+        raise UsageError(
+            f"{self.run} is the run folder of {owner or 'an unknown process'}, which was last "
+            f"heard of {_silence(path):.0f} s ago: wait for its end, stop it{stop}, or choose "
+            f"another --run-dir; only if it is certainly dead, remove {path}"
+        )
+
+    def _live(self) -> None:
+        """Give signs of life, however long a step or a validation takes."""
+        assert self.path
+        following = self.folder / f"{int(self.path.stem) + 1}.json"
+        while not self.released.wait(EVERY):
+            with suppress(OSError):
+                os.utime(self.path)
+                if following.exists():
+                    log.error(
+                        "error: this training gave no sign of life for so long that another one "
+                        "has taken its run folder (%s): it ends here",
+                        following,
+                    )
+                    os._exit(1)
+
+
+def owner_of(run: Path) -> Attempt | None:
+    """Return the living training that has a run folder, None if there is none."""
+    folder = run / "attempts"
+    path = folder / f"{_newest(folder)}.json"
+    with suppress(OSError):
+        owner = _read(path)
+        return None if _is_dead(path, owner, Attempt.mine()) else owner
+    return None
+
+
+def _newest(folder: Path) -> int:
+    stems = [path.stem for path in folder.glob("*.json")]
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+
+
+def _create(path: Path, attempt: Attempt) -> None:
+    """Write an attempt's file, which must not be there yet; this is the one atomic operation."""
+    with path.open("x", encoding="utf-8") as file:
+        try:
+            file.write(_as_text(attempt))
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
+
+
+def _as_text(attempt: Attempt) -> str:
+    return json.dumps(dataclasses.asdict(attempt), indent=2) + "\n"
+
+
+def _read(path: Path) -> Attempt | None:
+    """Return an attempt, None if its file is damaged."""
+    for _ in range(20):
+        try:
+            return Attempt(**read_object(path, get_type_hints(Attempt)))
+        except (ValueError, TypeError):
+            time.sleep(0.1)  # in which one that was just created is written
+    return None
+
+
+def _is_dead(path: Path, owner: Attempt | None, mine: Attempt, look_again_after: float = 0) -> bool:
+    """Return whether an attempt has ended, by what its host, Slurm or its silence say."""
+    if owner is None:
+        return _is_silent(path, look_again_after)
+    if owner.ended:
+        return True
+    if (owner.host, owner.system) == (mine.host, mine.system):
+        return not _runs(owner)
+    if owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job):
+        if owner.restart != mine.restart:
+            # Slurm starts a job again when it has ended the last start, or lost its node.
+            return owner.restart < mine.restart
+        return _is_silent(path, look_again_after)
+    said = _said_by_slurm(owner, mine)
+    if said == "":
+        return True
+    # One that is suspended, or waits to come back, is silent.
+    return (said is None or said.startswith("RUNNING")) and _is_silent(path, look_again_after)
+
+
+def _said_by_slurm(owner: Attempt, mine: Attempt) -> str | None:
+    """Return what Slurm says of a job: nothing if it has it no longer, None if it can't tell."""
+    if not owner.job or (mine.cluster and mine.cluster != owner.cluster):
+        return None
+    try:
+        known = jobs([owner.job, *([mine.job] if mine.job else [])])
+    except UsageError:
+        return None
+    # An answer without ourselves may be another cluster's.
+    return known.get(owner.job, "" if mine.job in known else None)
+
+
+def _silence(path: Path) -> float:
+    """Return the seconds since the last sign of life, by the file system's clock alone."""
+    with tempfile.TemporaryFile(dir=path.parent) as probe, path.open() as file:
+        return os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
+
+
+def _is_silent(path: Path, look_again_after: float) -> bool:
+    if _silence(path) < PATIENCE:
+        return False
+    time.sleep(look_again_after)
+    return _silence(path) >= PATIENCE
+
+
+def _runs(owner: Attempt) -> bool:
+    """Return whether a process of this machine still runs; its number may be another's by now."""
+    try:
+        process = psutil.Process(owner.pid)
+        same = abs(_started(process) - owner.started) < 2
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError):
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _started(process: psutil.Process) -> float:
+    """Return when a process started, in seconds since the machine did: its clock may be changed."""
+    return process.create_time() - psutil.boot_time()
+
+
+def _system() -> str:
+    """Return what process numbers are unique in: this start of the machine, or a container."""
+    with suppress(OSError):
+        start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{start} {os.readlink('/proc/self/ns/pid')}"
+    return ""

@@ -1,0 +1,66 @@
+"""The device and the backend of this rank."""
+
+import os
+import socket
+
+import torch
+
+from ..errors import UsageError
+from .environment import Ranks
+
+
+def choose_device(wanted: str, ranks: Ranks) -> torch.device:
+    """Return this rank's device, and make it current where it is a GPU.
+
+    Raises:
+        UsageError: the device is not there, or this rank has none of its own.
+    """
+    if wanted == "auto":
+        mps = torch.backends.mps.is_available() and ranks.size == 1
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    if wanted == "mps":
+        if not torch.backends.mps.is_available():
+            raise UsageError("device is mps, but this machine has none: use --device cpu or auto")
+        if ranks.size > 1:
+            raise UsageError("device mps works for one process: use --device cpu for several ranks")
+    if wanted != "cuda":
+        return torch.device(wanted)
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = f"rank {ranks.rank} on {socket.gethostname()}"
+    if not visible:
+        raise UsageError(
+            f"device is cuda, but {here} sees no GPU (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}, torch {torch.__version__}): ask "
+            "Slurm for GPUs, install a CUDA build of torch, or use --device cpu"
+        )
+    # Slurm may show each task only its own GPU, which then has index 0.
+    index = 0 if visible == 1 else ranks.local_rank
+    if index >= visible or (visible == 1 and ranks.local_rank > 0 and not _has_own_gpu(ranks)):
+        raise UsageError(
+            f"{here} has local rank {ranks.local_rank}, but sees {visible} GPU(s): start as many "
+            "ranks a node as it has GPUs"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _has_own_gpu(ranks: Ranks) -> bool:
+    """Whether the one visible GPU is this rank's alone: only srun can bind a GPU to each task."""
+    return ranks.launcher == "srun"
+
+
+def choose_backend(wanted: str, device: torch.device) -> str:
+    """Return the backend for a device.
+
+    Raises:
+        UsageError: NCCL was asked for without a GPU.
+    """
+    if wanted == "nccl" and device.type != "cuda":
+        raise UsageError(f"backend nccl needs GPUs, but the device is {device}: use gloo or auto")
+    return wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context of a forward pass; bf16 has fp32's range, so needs no gradient scaler."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

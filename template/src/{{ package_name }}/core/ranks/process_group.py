@@ -1,0 +1,126 @@
+"""Joining the other ranks, and leaving them: the process group, and errors of lost ranks."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..config import Settings
+from ..errors import LostRankError, UsageError
+from .device import choose_backend, choose_device
+from .environment import Ranks, rendezvous_address
+from .world import World
+
+
+@contextmanager
+def joined(settings: Settings) -> Iterator[World]:
+    """Join the other ranks and yield the `World`; leave it when the block ends well.
+
+    After an error nothing is waited for: the process ends, and the launcher stops the others.
+
+    Raises:
+        UsageError: the world has another size than asked for, or the device, the backend or the
+            port can't be had.
+    """
+    ranks = Ranks.from_environment(os.environ)
+    if settings.world_size not in (None, ranks.size):
+        array = ", and tasks of an array are jobs of their own, never ranks"
+        raise UsageError(
+            f"world_size is {settings.world_size}, but the launcher ({ranks.launcher}) gave "
+            f"{ranks.size} rank(s){array if 'SLURM_ARRAY_TASK_ID' in os.environ else ''}: change "
+            "one of the two"
+        )
+    if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
+        # The batch scripts set it. Without, each rank would take all cores of the node.
+        torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
+    device = choose_device(settings.device, ranks)
+    backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
+    if backend:
+        _allow_connections()
+        address = rendezvous_address(os.environ)
+        try:
+            dist.init_process_group(
+                backend,
+                init_method="env://",
+                rank=ranks.rank,
+                world_size=ranks.size,
+                timeout=timedelta(seconds=settings.timeout),
+                device_id=device if device.type == "cuda" else None,
+            )
+        except dist.DistError as error:
+            raise LostRankError(
+                f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
+                f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
+                "MASTER_ADDR out of reach?)"
+            ) from None
+    with lost_ranks_named(ranks.rank, settings.timeout):
+        world = World(
+            ranks.rank,
+            ranks.size,
+            ranks.local_rank,
+            ranks.launcher,
+            device,
+            backend,
+            *_introduce(ranks, settings.timeout),
+        )
+        yield world
+    world.leave()
+
+
+@contextmanager
+def lost_ranks_named(rank: int, timeout: int) -> Iterator[None]:
+    """Say in one line what Gloo says of a rank that is gone, or of one that no longer answers.
+
+    Args:
+        rank: this one.
+        timeout: seconds that ranks wait for each other.
+
+    Raises:
+        LostRankError: another rank is gone, or says nothing.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        here = f"rank {rank} on {socket.gethostname()}"
+        if any(sign in str(error) for sign in ("Timed out waiting", "Application timeout")):
+            raise LostRankError(
+                f"{here} waited {timeout} s in vain for another rank: look above for what that one "
+                "said last, and whether --timeout is long enough"
+            ) from None
+        if any(sign in str(error) for sign in ("peer", "gloo/transport")):
+            raise LostRankError(
+                f"{here} lost another rank: look above for what that one said last (killed for its "
+                "memory, perhaps, if nothing)"
+            ) from None
+        if isinstance(error, dist.DistError):
+            raise LostRankError(
+                f"{here} can't talk to the others: {' '.join(str(error).split())}"
+            ) from None
+        raise
+
+
+def _allow_connections() -> None:
+    """Let this process open as much as it may: the store and Gloo hold a connection to each rank.
+
+    The usual soft limit of 1,024 would end worlds of some hundred ranks.
+    """
+    with suppress(ImportError, OSError, ValueError):  # Windows has no limits, macOS not this one
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _introduce(ranks: Ranks, timeout: int) -> tuple[tuple[str, ...], dist.ProcessGroup | None]:
+    """Return the hostnames of all ranks, and the group through which they talk."""
+    if ranks.size == 1:
+        return (socket.gethostname(),), None
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    hostnames: list[Any] = [None] * ranks.size
+    dist.all_gather_object(hostnames, socket.gethostname(), group=control)
+    return tuple(hostnames), control

@@ -1,0 +1,150 @@
+"""How the network is spread over the ranks: a copy on each (DDP), or a part of it (FSDP).
+
+All that differs in training is here. Under FSDP, parameters, gradients and the optimizer have
+parts (parts.py).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..config import Settings
+from ..errors import UsageError
+from .dtensor import full_tensor
+from .world import World
+
+Units = Callable[[nn.Module], Iterable[nn.Module]]
+
+
+def distribute(network: nn.Module, units: Units, settings: Settings, world: World) -> nn.Module:
+    """Put a network on this rank's device, spread it, and return what is called in training.
+
+    The network itself stays what evaluation and checkpoints use. With FSDP its parameters become
+    DTensors, so the optimizer is built after this. One rank has the whole network either way.
+
+    Args:
+        network: on the CPU.
+        units: of a network, the parts that FSDP gathers one at a time.
+        settings, world: as everywhere.
+
+    Raises:
+        UsageError: FSDP can't shard the network.
+    """
+    if settings.strategy == "fsdp" and world.size > 1:
+        _shard(network, units, settings, world)
+    network.to(world.device)
+    trained = any(parameter.requires_grad for parameter in network.parameters())
+    called = torch.compile(network) if settings.compile and trained else network
+    if settings.strategy == "ddp" and world.size > 1 and trained:
+        called = _replicate(called, settings.find_unused_parameters)
+    return called
+
+
+def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel:
+    """Return the network with its gradients averaged over all ranks.
+
+    Buffers are not broadcast at each step: evaluation and checkpoints take rank 0's.
+    """
+    # torch 2.13 renamed the option.
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    option = new if new in signature(DistributedDataParallel).parameters else old
+    called = _Called(network)
+    replica = DistributedDataParallel(
+        called,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused,
+        **{option: False},
+    )
+    replica().backward()
+    replica.zero_grad()
+    called.warming_up = False
+    return replica
+
+
+class _Called(nn.Module):
+    """A network behind a first pass that reads no batch.
+
+    DDP makes its final buckets after the first backward pass of a process, in the order in which
+    gradients arrived. On more than two ranks, a sum depends on where in a bucket it stands. So the
+    first pass must be the same in a new process and in one that resumes: it gives gradients of
+    zeros and ones in the reverse order of the parameters, and changes nothing but the buckets.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.warming_up = network, True
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the network's own
+        if self.warming_up:
+            trained = [each for each in self.network.parameters() if each.requires_grad]
+            return torch.stack([each.sum().real.float() for each in trained]).sum()
+        return self.network(*arguments, **named)
+
+
+def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -> None:
+    """Leave on this rank, and on its device, its part of each parameter.
+
+    Units are put together for as long as they compute: a unit at a time, first those of `units`,
+    then what is left of the network.
+    """
+    # Imported here: DDP does without, a second sooner.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # Parts are cut from contiguous memory.
+    for parameter in network.parameters():
+        parameter.data = parameter.data.contiguous()
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for unit in (*units(network), network):
+        # In bf16, parameters travel as what autocast would make of them. Not beside running
+        # statistics, which batch normalization wants in its parameters' type.
+        half = settings.precision == "bf16" and not any(
+            hasattr(each, "running_mean") for each in unit.modules()
+        )
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if half else None,
+            reduce_dtype=torch.float32 if half else None,
+            cast_forward_inputs=False,
+        )
+        try:
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        except (ValueError, NotImplementedError) as error:
+            raise UsageError(
+                f"strategy fsdp can't shard {type(unit).__name__} of model.py "
+                f"({str(error).splitlines()[0]}): change it, or use --strategy ddp"
+            ) from None
+
+
+def blocks(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of a network's outermost sequences, such as the blocks of a transformer."""
+    for child in network.children():
+        if isinstance(network, nn.Sequential | nn.ModuleList) and not isinstance(
+            child,
+            nn.ModuleList | nn.ModuleDict,  # which compute nothing themselves
+        ):
+            if next(child.parameters(), None) is not None:
+                yield child
+        else:
+            yield from blocks(child)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
+    """Return the norm of the gradient, all ranks' parts together; scale it down to the limit.
+
+    Every rank must call this.
+    """
+    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    if limit:
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return norm
+
+
+def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:
+    """Return the norm of all parameters, all ranks' parts together; every rank must call this."""
+    return full_tensor(
+        nn.utils.get_total_norm(p.detach() for network in networks for p in network.parameters())
+    )

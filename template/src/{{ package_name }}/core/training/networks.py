@@ -1,0 +1,240 @@
+"""A learner's networks and optimizers on this rank: built, distributed, saved and restored."""
+
+import logging
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checkpoint.restore import weights
+from ..checkpoint.store import parameters_sha256
+from ..config import Settings
+from ..errors import UsageError
+from ..ranks.strategy import distribute
+from ..ranks.world import World
+from .ema import Average
+from .optimizer import load_optimizer, options_of
+
+if TYPE_CHECKING:
+    from ...learner import Learner
+
+log = logging.getLogger(__name__)
+
+
+class Networks:
+    """The networks by name, and their optimizers by name.
+
+    Where the learner has a single network or optimizer, its name is `network` or `optimizer`.
+
+    Args:
+        learner: makes them.
+        settings, world: as everywhere.
+
+    Attributes:
+        modules: the networks as they were built; evaluation and checkpoints use these.
+        called: what training calls in their place, which averages gradients over the ranks.
+        average: their moving averages, None without `ema`.
+        optimizers: by name.
+
+    Raises:
+        UsageError: the learner makes something else.
+    """
+
+    def __init__(self, learner: "Learner", settings: Settings, world: World) -> None:
+        built = learner.build()
+        self.single = isinstance(built, nn.Module)
+        self.modules: dict[str, nn.Module] = _named("build", built, "network", nn.Module)
+        if settings.init_from:
+            initialize(self.modules, settings.init_from, settings.init_partial)
+        freeze(self.modules, settings.freeze)
+        self.average = Average(self.modules, settings.ema) if settings.ema else None
+        self.called = {
+            name: distribute(module, learner.units, settings, world)
+            for name, module in self.modules.items()
+        }
+        for module in self.average.networks.values() if self.average else ():
+            distribute(module, learner.units, settings, world)
+        made = learner.optimizers(self.view(self.modules))
+        self.optimizers: dict[str, Optimizer] = _named("optimizers", made, "optimizer", Optimizer)
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+        self.options = {name: options_of(each) for name, each in self.optimizers.items()}
+
+    def view(self, modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
+        """Return modules as the learner knows its networks: one, or a dictionary of several."""
+        return modules["network"] if self.single else dict(modules)
+
+    @property
+    def evaluated(self) -> dict[str, nn.Module]:
+        """The modules that evaluations use: the averages where there are some."""
+        return self.average.networks if self.average else self.modules
+
+    def set_learning_rates(self, factor: float) -> None:
+        """Set the learning rate of each group of parameters: its own, times a factor."""
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the first learning rate as train/lr, and with their names those that differ."""
+        rates: dict[str, float] = {}
+        for name, optimizer in self.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                rate = float(group["lr"])
+                if rate not in rates.values():
+                    rates[f"train/lr/{name}{number}" if rates else "train/lr"] = rate
+        return rates
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of all networks."""
+        for module in self.modules.values():
+            module.zero_grad()
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, which may have parts."""
+        average = self.average.networks if self.average else {}
+        return {
+            "networks": {name: each.state_dict() for name, each in self.modules.items()},
+            "averages": {name: each.state_dict() for name, each in average.items()},
+            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
+            "optimizer_classes": {n: type(each).__name__ for n, each in self.optimizers.items()},
+            "optimizer_options": self.options,
+        }
+
+    def like(self, *place: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
+        """Return the tensor that one at a place of the `state` is cut like, if there is one."""
+        averages = self.average.networks if self.average else {}
+        match place:
+            case ("networks", str(name), key) if name in self.modules:
+                return self.modules[name].state_dict().get(key)
+            case ("averages", str(name), key) if name in averages:
+                return averages[name].state_dict().get(key)
+            case ("optimizers", str(name), "state", int(number), _) if name in self.optimizers:
+                groups = self.optimizers[name].param_groups
+                numbered = [each for group in groups for each in group["params"]]
+                return numbered[number] if number < len(numbered) else None
+        return None
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over the `state` of a checkpoint.
+
+        Raises:
+            RuntimeError, ValueError: it is of other networks or optimizers.
+            KeyError, TypeError, AttributeError: it is none.
+        """
+        _load_modules(self.modules, state["networks"])
+        if self.average:
+            # A run that had none begins its averages where it is.
+            _load_modules(self.average.networks, state["averages"] or state["networks"])
+        if set(self.optimizers) != set(state["optimizers"]):
+            raise ValueError(f"it has the optimizers {', '.join(state['optimizers'])}")
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(
+                optimizer,
+                state["optimizers"][name],
+                state["optimizer_options"][name],
+                state["optimizer_classes"][name],
+            )
+
+
+def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401
+    """Return what a method of the learner made, by name."""
+    found = {name: made} if isinstance(made, kind) else made
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(each, kind) and isinstance(key, str) for key, each in found.items())
+    ):
+        raise UsageError(
+            f"{method} in model.py returned {type(made).__name__}: return one {kind.__name__}, or "
+            "a dictionary of them by name"
+        )
+    return found
+
+
+def _load_modules(modules: Mapping[str, nn.Module], states: Mapping[str, Any]) -> None:
+    if set(modules) != set(states):
+        raise ValueError(f"it has the networks {', '.join(states)}")
+    for name, module in modules.items():
+        module.load_state_dict(states[name])
+
+
+def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return all parameters by name; of several networks, it begins with the network's."""
+    several = len(modules) > 1
+    return {
+        f"{name}.{key}" if several else key: parameter
+        for name, module in modules.items()
+        for key, parameter in module.named_parameters()
+    }
+
+
+def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
+    """Let parameters keep their values, by patterns of their names such as `backbone.*`.
+
+    Where there are several networks, a name begins with the network's: `teacher.*`.
+
+    Raises:
+        UsageError: a pattern fits no parameter.
+    """
+    names = named_parameters(modules)
+    for pattern in patterns:
+        chosen = [name for name in names if fnmatch(name, pattern)]
+        if not chosen:
+            raise UsageError(
+                f"freeze '{pattern}' fits no parameter: they are named like {next(iter(names), '')}"
+            )
+        log.info("%d parameters are frozen by '%s'", len(chosen), pattern)
+        for name in chosen:
+            names[name].requires_grad_(False)
+
+
+def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> None:
+    """Start from the weights of a run, a checkpoint, or a file of one network's parameters.
+
+    Args:
+        modules: the networks, before they are distributed.
+        source: a run folder, whose best checkpoint is taken; or a file.
+        partial: take what fits by name and shape, instead of refusing what does not.
+
+    Raises:
+        UsageError: there is no such file, or it does not fit.
+    """
+    path, states = weights(Path(source))
+    if len(states) == len(modules) == 1:
+        states = dict(zip(modules, states.values(), strict=True))
+    for name, module in modules.items():
+        mine, theirs = module.state_dict(), states.get(name, {})
+        fitting = {
+            key: value
+            for key, value in theirs.items()
+            if key in mine and mine[key].shape == value.shape
+        }
+        left = [key for key in mine if key not in fitting]
+        misfits = [*left, *(key for key in theirs if key not in mine)]
+        if (misfits and not partial) or not fitting:
+            raise UsageError(
+                f"init_from {path} does not fit {name} at {', '.join(misfits[:3])}"
+                f"{' and more' if len(misfits) > 3 else ''}: --init-partial takes what fits"
+            )
+        module.load_state_dict(fitting, strict=False)
+        log.info("%s starts from %s: %d of %d tensors", name, path, len(fitting), len(mine))
+        if left:
+            log.info("%s keeps its own initial values of: %s", name, ", ".join(left))
+
+
+def digest(modules: Mapping[str, nn.Module]) -> str:
+    """Return a digest of all parameters and buffers; every rank must call this."""
+    return parameters_sha256(
+        {
+            f"{name}.{key}": value
+            for name, m in modules.items()
+            for key, value in m.state_dict().items()
+        }
+    )

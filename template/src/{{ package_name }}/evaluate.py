@@ -1,0 +1,202 @@
+"""Metrics over a whole dataset, exact on any number of ranks."""
+
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from .core.config import Settings
+from .core.errors import UsageError
+from .core.loading.batches import evaluation_batches
+from .core.loading.seeds import seed_torch
+from .core.nested import to_cpu, to_device
+from .core.output.record import STORE
+from .core.ranks.device import autocast
+from .core.ranks.world import World
+from .core.training.checks import checked_weight
+from .core.training.networks import Networks
+from .core.training.sums import Sums
+from .learner import Learner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: by name, such as validation/loss.
+        sums: over all batches and ranks, by the names that `measure` gave them.
+        first: this rank's first batch and its predictions, on the CPU, if they were asked for.
+    """
+
+    metrics: dict[str, float]
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    first: tuple[Any, Any] | None = None
+
+
+class Evaluator:
+    """Evaluates the networks of a learner.
+
+    Args:
+        learner: says what is measured.
+        networks: to evaluate; their averages where there are some.
+        settings, world: as everywhere.
+    """
+
+    def __init__(
+        self, learner: Learner, networks: Networks, settings: Settings, world: World
+    ) -> None:
+        self.learner, self.networks = learner, networks
+        self.settings, self.world = settings, world
+        self.warned: set[str] = set()
+
+    def check(self, dataset: Dataset) -> None:
+        """Evaluate a sample on each rank, to see before the first step that all metrics are there.
+
+        Raises:
+            UsageError: the metric that decides the best checkpoint is none of them.
+        """
+        best = self.learner.best
+        if (
+            not isinstance(best, tuple)
+            or len(best) != 2
+            or not str(best[0]).startswith("validation/")
+            or best[1] not in ("min", "max")
+        ):
+            raise UsageError(
+                f"best in model.py is {best!r}: it must be a metric of the validation and min or "
+                'max, such as ("validation/loss", "min")'
+            )
+        name = best[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metrics that need more samples than these
+            found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
+        if name not in found:
+            raise UsageError(
+                f"best in model.py is {name}, but the metrics are {', '.join(found)}: let measure "
+                "and conclude return it, or name one of these"
+            )
+
+    def evaluate(
+        self, dataset: Dataset, split: str, step: int, keep_first: bool = False
+    ) -> Evaluation:
+        """Return the metrics over a map-style dataset; every rank calls this.
+
+        Args:
+            dataset: each of its samples is counted once, on one rank.
+            split: "validation" or "test".
+            step: steps taken by now; random numbers of the evaluation depend on it alone.
+            keep_first: whether to keep the first batch, with predictions.
+
+        Raises:
+            UsageError: measure or conclude return something else than they should.
+        """
+        found = self._evaluate(dataset, split, step, None, keep_first)
+        for name, value in list(found.metrics.items()):
+            if not math.isfinite(value) and name != self.learner.best[0]:
+                if name not in self.warned:
+                    log.warning("%s is %s at step %d, and is left out", name, value, step)
+                self.warned.add(name)
+                del found.metrics[name]
+        return found
+
+    @torch.no_grad()
+    def _evaluate(
+        self,
+        dataset: Dataset,
+        split: str,
+        step: int,
+        samples: int | None,
+        keep_first: bool = False,
+    ) -> Evaluation:
+        modules, device = self.networks.evaluated, self.world.device
+        networks = self.networks.view(modules)
+        objects = {
+            name: each.to(device) if hasattr(each, "to") else each
+            for name, each in self.learner.metrics().items()
+        }
+        seed_torch("evaluation", self.settings.seed, self.world.rank, step)
+        sums, first = Sums(), None
+        with evaluation_mode(modules, self.world), STORE.evaluating(split):
+            for number, (batch, counts) in enumerate(self._batches(dataset, samples)):
+                weight = checked_weight(self.learner, batch)
+                batch = to_device(batch, device)
+                with autocast(device, self.settings.precision):
+                    if (
+                        keep_first and number == 0
+                    ):  # on all ranks, since FSDP puts networks together
+                        first = to_cpu((batch, self.learner.predict(networks, batch)))
+                    with nullcontext() if counts else STORE.paused():
+                        measured = self.learner.measure(networks, batch)
+                if counts:
+                    sums.add(measured, weight, objects)
+            recorded, _ = STORE.read(self.world)
+        totals = sums.over_all_ranks(self.world)
+        metrics = {f"{split}/{k}": v for k, v in self._conclude(totals, objects).items()}
+        if twice := metrics.keys() & recorded.keys():
+            raise UsageError(f"{min(twice)} is both measured and recorded: rename one of the two")
+        return Evaluation(metrics | recorded, totals, first)
+
+    def _conclude(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
+        concluded = self.learner.conclude(sums)
+        if not isinstance(concluded, Mapping):
+            raise UsageError(
+                f"conclude in model.py returned {concluded!s:.80}: return a dictionary of numbers"
+            )
+        values = dict(concluded)
+        for name, each in objects.items():
+            value = each.compute()
+            several = isinstance(value, Mapping)
+            values |= {f"{name}/{k}": v for k, v in value.items()} if several else {name: value}
+        try:
+            return {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"conclude in model.py returned what is no number ({error}): return single numbers"
+            ) from None
+
+    def _batches(self, dataset: Dataset, samples: int | None) -> Iterator[tuple[Any, bool]]:
+        """Yield this rank's batches with True; then others with False until all have had as many.
+
+        With FSDP, ranks put a network together for each call. With `samples`, only so many are
+        read, without workers.
+        """
+        settings, size = self.settings, self.settings.test_batch_size
+        length = len(dataset)  # type: ignore[arg-type]
+        workers = settings.workers if samples is None else 0
+        total = length if samples is None else min(samples, length)
+        mine, most = (range(rank, total, self.world.size) for rank in (self.world.rank, 0))
+        for batch in evaluation_batches(dataset, mine, size, workers):
+            yield batch, True
+        if math.ceil(len(mine) / size) < math.ceil(len(most) / size):
+            yield next(evaluation_batches(dataset, [0], 1, 0)), False
+
+
+@contextmanager
+def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[None]:
+    """Put networks into evaluation mode, with rank 0's batch statistics, as checkpoints have."""
+    networks = modules.values()
+    modes = [(each, each.training) for network in networks for each in network.modules()]
+    for network in networks:
+        if world.size > 1:
+            for buffer in network.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+        network.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+        for network in networks:
+            if hasattr(network, "reshard"):
+                # FSDP keeps the outermost parameters whole, for a backward pass.
+                network.reshard()

@@ -1,0 +1,110 @@
+"""Can the ranks talk to each other, is what arrives right, and how fast is it?
+
+Here are the flags, the tables and the verdict; `examine` is what the ranks do.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from ...core.errors import UsageError
+from ...core.ranks.environment import Ranks
+from .. import program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Check that the ranks can talk to each other, and how fast.
+
+    The exit code is 0 if all is right; 1 if a result was wrong, if a rank was lost or hangs, or if
+    the ranks are slower than asked for.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there, else cpu"""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto: nccl on cuda, else gloo"""
+    timeout: int = 60
+    """seconds that an operation may take before it counts as hung"""
+    max_bytes: int = 64 * 2**20
+    """size of the largest message"""
+    pairs: bool = False
+    """compare each pair of nodes too, or of ranks if there is one node: a slow link stands out"""
+    min_gb_s: float = 0
+    """fail if all-reduce of the largest message has less bus bandwidth than this"""
+    json: Path | None = None
+    """file for the results"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check and measure on the ranks that torchrun or srun started; return the exit code.
+
+    Raises:
+        UsageError: there is but one rank, two ranks have one GPU, a rank was lost or hangs, or
+            the results can't be written.
+    """
+    flags = tyro.cli(Flags, args=list(argv), prog=program("check-comm"))
+    if flags.max_bytes < 1:
+        raise UsageError(f"max_bytes is {flags.max_bytes}: it should be 1 or more")
+    ranks = Ranks.from_environment(os.environ)
+    if ranks.size == 1:
+        raise UsageError(
+            "check-comm needs two ranks or more, but this process is alone: start it with "
+            "srun or torchrun, as slurm/check_comm.sbatch does"
+        )
+    # Here, and not above: it imports torch, which takes a second.
+    from .examine import examine
+
+    report = examine(flags, ranks)
+    problems = complaints(report, flags.min_gb_s)
+    report["verdict"] = "; ".join(problems) or "all is right"
+    if ranks.rank == 0:
+        show(report)
+        if flags.json:
+            try:
+                flags.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"can't write the results: {error}") from None
+    return 1 if problems else 0
+
+
+def complaints(report: dict[str, Any], min_gb_s: float) -> list[str]:
+    """Return what is wrong with the results, which is nothing if all is right."""
+    problems = []
+    if report["faults"]:
+        problems.append(f"{report['faults']} wrong results")
+    reached = [row for row in report["speed"] if row["operation"] == "all-reduce"][-1]
+    if reached["bus_gb_s"] < min_gb_s:
+        problems.append(
+            f"all-reduce of {reached['bytes']} bytes has a bus bandwidth of "
+            f"{reached['bus_gb_s']:.3f} GB/s, less than the {min_gb_s:g} asked for"
+        )
+    return problems
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the results."""
+    for place in report["ranks"]:
+        print("rank {rank} on {host}, local rank {local_rank}: {device}, {facts}".format(**place))
+    print(f"\n{'operation':16}{'bytes':>12}{'µs':>12}{'algorithm GB/s':>16}{'bus GB/s':>12}")
+    for row in report["speed"]:
+        print("{:16}{:>12}{:>12.1f}{:>16.3f}{:>12.3f}".format(*row.values()))
+    pairs = report.get("pairs", [])
+    if pairs:
+        print(f"\n{'ranks':12}{'latency µs':>12}{'GB/s':>12}  nodes")
+    for pair in pairs:
+        ranks, hosts = "{} - {}".format(*pair["ranks"]), "{} - {}".format(*pair["hosts"])
+        mark = "  SLOW" if pair["slow"] else ""
+        print(f"{ranks:12}{pair['microseconds']:>12.1f}{pair['gb_s']:>12.3f}  {hosts}{mark}")
+    if len(pairs) == 1:
+        print("(one pair alone can't be told to be slow)")
+    failed = "" if report["verdict"] == "all is right" else "FAILED: "
+    print(
+        f"\n{len(report['ranks'])} ranks on {report['backend']}: {failed}{report['verdict']}",
+        flush=True,
+    )

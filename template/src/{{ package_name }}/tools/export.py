@@ -1,0 +1,91 @@
+"""A trained network as a file that other programs run: torch.export's, or ONNX.
+
+python -m <package> export RUN_DIR --output network.onnx
+"""
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import nn
+
+from .. import data
+from ..core.errors import UsageError
+from ..core.nested import map_tensors
+from ..inference import for_use, load
+from . import program
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Write a trained network as a graph, which needs none of this project's code."""
+
+    run: tyro.conf.Positional[Path]
+    """run folder, or one of its checkpoints"""
+    output: Path = Path("network.pt2")
+    """file to write: .pt2 for torch.export.load, or .onnx, for which pip install onnx onnxscript"""
+    checkpoint: Literal["best", "latest"] = "best"
+    """which checkpoint of the run folder"""
+    network: str | None = None
+    """which network, where model.py builds several"""
+    data_dir: str | None = None
+    """folder of the dataset's files, of which two samples are read; else that of the run"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the file; return 0.
+
+    Raises:
+        UsageError: there is no such network, or torch can't make a graph of it.
+    """
+    flags = tyro.cli(Flags, args=list(argv), prog=program("export"))
+    if flags.output.suffix not in (".pt2", ".onnx"):
+        raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
+    if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise UsageError("ONNX needs two packages more: pip install onnx onnxscript")
+    trained = load(flags.run, which=flags.checkpoint)
+    network = trained.networks
+    if isinstance(network, dict):
+        if flags.network not in network:
+            raise UsageError(f"--network is {flags.network}: choose one of {', '.join(network)}")
+        network = network[flags.network]
+    datasets = data.load(for_use(trained.path, "cpu", flags.data_dir))
+    inputs = trained.learner.inputs(trained.example(datasets.test, 2))
+    try:
+        write(network, inputs, flags.output)
+    except OSError as error:
+        raise UsageError(f"can't write {flags.output}: {error.strerror}") from None
+    except Exception as error:  # torch.export does not say what it raises
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"torch can't make a graph of the network ({reason}): load it by inference.py instead"
+        ) from None
+    log.info("the network of step %d is in %s", trained.step, flags.output)
+    return 0
+
+
+def write(network: nn.Module, inputs: tuple[Any, ...], path: Path) -> None:
+    """Write a network as a graph that takes batches of any size.
+
+    Args:
+        network: in evaluation mode, on the CPU.
+        inputs: arguments of its forward, of two samples.
+        path: ends in .pt2 or .onnx.
+    """
+    auto = torch.export.Dim.AUTO
+    sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of what torch will change
+        graph = torch.export.export(network, inputs, dynamic_shapes=sizes)
+        if path.suffix == ".onnx":
+            torch.onnx.export(graph, f=str(path), verbose=False)
+        else:
+            torch.export.save(graph, path)

@@ -1,0 +1,228 @@
+"""What `monitor` does."""
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import UsageError
+from ...settings import Settings
+from . import jobs
+from .records import Record, Records
+from .serve import serve as run_server
+from .servers import available, binding, server
+from .submission import POLL, log_of, own, show, submitted, tail
+
+if TYPE_CHECKING:
+    from . import Flags
+
+
+def start(flags: "Flags", options: Sequence[str]) -> int:
+    """Submit the servers that do not run yet, and wait until all of them answer."""
+    records = open_records(flags)
+    experiment = flags.experiment or settings().experiment
+    names = flags.names or [name for name in available() if name != "aim-server"]
+    for name in names:
+        binding(name, flags)  # none is submitted if one can't be
+    found = [submitted(records, name, experiment, flags.run, flags, options) for name in names]
+    return show(records, found)
+
+
+def stop(flags: "Flags", _options: Sequence[str]) -> int:
+    """Cancel the servers' jobs, and no others, and wait until they are gone."""
+    records = open_records(flags)
+    chosen = matching(records, flags)
+    queue = jobs.queue()
+    for record in chosen:
+        if own(record, queue):
+            jobs.cancel(record.job)
+    for record in chosen:
+        while own(record, jobs.queue()):
+            time.sleep(POLL)
+        records.remove(record.job)
+        print(f"{record.title}, job {record.job}: stopped", flush=True)
+    if not chosen:
+        print("there is none to stop")
+    return 0
+
+
+def restart(flags: "Flags", options: Sequence[str]) -> int:
+    """Stop servers and start them again, listening as before unless told otherwise."""
+    records = open_records(flags)
+    chosen = matching(records, flags)
+    if not chosen:
+        raise UsageError("there is none to restart: 'monitor start' starts them")
+    stop(flags, options)
+    found = []
+    for old in chosen:
+        again = flags
+        if not flags.listen:
+            files = {
+                "certificate": flags.certificate or old.certificate,
+                "key": flags.key or old.key,
+            }
+            paths = {name: Path(file) if file else None for name, file in files.items()}
+            again = dataclasses.replace(flags, listen=old.listen, **paths)
+        found.append(submitted(records, old.server, old.experiment, old.run, again, options))
+    return show(records, found)
+
+
+def status(flags: "Flags", _options: Sequence[str]) -> int:
+    """Print a line for each server; forget those whose job is gone."""
+    records = open_records(flags)
+    queue = jobs.queue()
+    rows = [("server", "shows", "job", "state", "node", "port", "time left")]
+    for record in matching(records, flags):
+        what = (record.server, record.shows, record.job)
+        job = own(record, queue)
+        if not job:
+            records.remove(record.job)
+            rows.append((*what, "gone", record.node, "", ""))
+            continue
+        state = job.state.lower()
+        if job.state == "PENDING":
+            state += f" ({job.reason})"
+        elif job.state == "RUNNING":
+            state = "answers" if record.node else "starting"
+        port = f"{record.port or ''}{' (socket)' if record.socket else ''}"
+        rows.append((*what, state, job.node, port, job.left))
+    if len(rows) == 1:
+        print("no server runs")
+        return 0
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{text:{width}}" for text, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    return 0
+
+
+def url(flags: "Flags", _options: Sequence[str]) -> int:
+    """Print how to reach the servers that answer."""
+    queue = jobs.queue()
+    found = [
+        each for each in matching(open_records(flags), flags) if each.node and own(each, queue)
+    ]
+    if not found:
+        raise UsageError("no server answers: 'monitor status' lists them, 'monitor start' starts")
+    print("\n\n".join(record.directions(socket.gethostname()) for record in found))
+    return 0
+
+
+def logs(flags: "Flags", _options: Sequence[str]) -> int:
+    """Print the end of the servers' logs; with --follow, what comes after it too."""
+    chosen = matching(open_records(flags), flags)
+    if not chosen:
+        raise UsageError("no server runs; what those said that ended is in logs/")
+    if flags.follow and len(chosen) > 1:
+        raise UsageError(f"--follow shows one log, and there are {len(chosen)} servers: name one")
+    for record in chosen:
+        print(f"==> {record.log}\n{tail(record.log)}", flush=True)
+    if flags.follow:
+        follow(chosen[0])
+    return 0
+
+
+def view(flags: "Flags", options: Sequence[str]) -> int:
+    """Open one run: TensorBoard over it alone, or its page in the experiment's Aim or MLflow."""
+    if len(flags.names) not in (1, 2):
+        raise UsageError("view takes the folder of a run and perhaps a server: view RUN_DIR aim")
+    run_dir = Path(flags.names[0]).absolute()
+    root = run_root(flags)
+    if run_dir.parent.parent != root or not run_dir.is_dir():
+        raise UsageError(f"{run_dir} is not the folder of a run: these are {root}/EXPERIMENT/RUN")
+    ids = run_ids(run_dir)
+    names = flags.names[1:] or [name for name in available() if name in ids]
+    if not names or (server(names[0]) and names[0] not in ids):
+        raise UsageError(
+            f"{names[0] if names else 'no server of this project'} has nothing of that run: it was "
+            f"logged to {', '.join(ids) or 'no tracker'}"
+        )
+    name = names[0]
+    records = open_records(flags)
+    alone = run_dir.name if name == "tensorboard" else ""
+    found = submitted(records, name, run_dir.parent.name, alone, flags, options)
+    code = show(records, [found])
+    record = records.read(found.job)
+    if code == 0 and record and not alone:
+        print(f"the run's page is {record.url}{server(name).page(ids[name])}")
+    return code
+
+
+def serve(flags: "Flags", _options: Sequence[str]) -> int:
+    """Be the server of this job."""
+    if "SLURM_JOB_ID" not in os.environ or len(flags.names) != 1:
+        raise UsageError("serve is what the jobs run, for one server: use 'monitor start'")
+    (name,) = flags.names
+    job, job_name = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NAME"]
+    record = Record(
+        server=name,
+        experiment=flags.experiment or settings().experiment,
+        run=flags.run,
+        job=job,
+        job_name=job_name,
+        log=log_of(job_name, job),
+        **binding(name, flags),
+    )
+    return run_server(server(name), record, run_root(flags))
+
+
+ACTIONS: dict[str, Callable[["Flags", Sequence[str]], int]] = {
+    action.__name__: action for action in (start, stop, restart, status, url, logs, view, serve)
+}
+
+
+def settings() -> Settings:
+    """Return what a training without flags would take."""
+    return Settings.parse([], prog="monitor")
+
+
+def run_root(flags: "Flags") -> Path:
+    """Return the folder of all experiments, absolute."""
+    return (flags.run_root or Path(settings().run_root)).absolute()
+
+
+def open_records(flags: "Flags") -> Records:
+    """Return the records below the run root; this must be the project's root."""
+    available()
+    return Records(run_root(flags))
+
+
+def matching(records: Records, flags: "Flags") -> list[Record]:
+    """Return the records of the servers that the flags name, all if they name none."""
+    for name in flags.names:
+        server(name)
+    return [
+        record
+        for record in records.all()
+        if (not flags.names or record.server in flags.names)
+        and flags.experiment in (None, record.experiment)
+        and flags.run in ("", record.run)
+    ]
+
+
+def run_ids(run_dir: Path) -> dict[str, str]:
+    """Return what trackers call a run, by tracker."""
+    try:
+        ids = json.loads((run_dir / "trackers.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return ids if isinstance(ids, dict) else {}
+
+
+def follow(record: Record) -> None:
+    """Print what a server's log gets, until its job is gone."""
+    try:
+        with Path(record.log).open(errors="replace") as file:
+            file.seek(0, os.SEEK_END)
+            while own(record, jobs.queue()):
+                print(file.read(), end="", flush=True)
+                time.sleep(POLL)
+            print(file.read(), end="")
+    except FileNotFoundError:
+        raise UsageError(f"job {record.job} has not started: 'monitor status' tells why") from None
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,16 @@
+"""Aim's tracking server, for runs on other nodes. It has no login: whoever reaches it can write."""
+
+from . import aim
+from .endpoint import Endpoint, Launch
+
+LISTEN = ("node", "loopback")
+PAGE = "/status/"
+
+
+def launch(place: Endpoint) -> Launch:
+    """Return what starts the server, with TLS where there is a certificate."""
+    record = place.record
+    command = aim.command(place, "server", f"--host={place.address}", f"--port={record.port}")
+    if record.certificate:
+        command += [f"--ssl-certfile={record.certificate}", f"--ssl-keyfile={record.key}"]
+    return Launch(command, exports={"AIM_REPO": f"aim://{place.host}"})

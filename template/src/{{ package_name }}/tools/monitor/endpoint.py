@@ -1,0 +1,42 @@
+"""What a server is told of its place, and how it is to be started there."""
+
+import dataclasses
+from pathlib import Path
+
+from .records import Record
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where a server runs, and what it serves.
+
+    Args:
+        record: as it will be once the server answers.
+        folder: of the experiment, absolute.
+        address: to bind to, with the record's port, unless the record names a Unix socket.
+        private: a folder of this job on its node, which nobody else may enter.
+    """
+
+    record: Record
+    folder: Path
+    address: str
+    private: Path
+
+    @property
+    def host(self) -> str:
+        """What those who log to the server call it: HOST:PORT."""
+        name = self.record.node if self.record.listen == "node" else self.address
+        return f"{name}:{self.record.port}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A server's command line.
+
+    Args:
+        env: variables for the server; exports: those for jobs that log to it.
+    """
+
+    command: list[str]
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    exports: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,54 @@
+"""Slurm's queue."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...core.errors import UsageError
+from ...core.ranks.slurm import ask
+
+PAUSES = (2, 5, 15, 0)  # seconds between attempts: Slurm's controller may be too busy to answer
+
+
+class Job(NamedTuple):
+    """A line of squeue; `left` is the time that the job has, `reason` why it waits."""
+
+    id: str
+    state: str
+    node: str
+    left: str
+    reason: str
+    name: str
+
+
+def queue() -> dict[str, Job]:
+    """Return this user's jobs by id, those that are just ending among them.
+
+    Raises:
+        UsageError: Slurm does not answer, several times.
+    """
+    for pause in PAUSES:
+        try:
+            # The name goes last: it alone may hold a bar.
+            lines = ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%L|%r|%j").splitlines()
+        except UsageError:
+            if not pause:
+                raise
+            time.sleep(pause)
+        else:
+            break
+    return {job.id: job for job in (Job(*line.split("|", 5)) for line in lines)}
+
+
+def submit(options: Sequence[str], script: str, arguments: Sequence[str]) -> str:
+    """Submit a batch script, and return the job's id.
+
+    Raises:
+        UsageError: Slurm refuses it; with its own words.
+    """
+    return ask("sbatch", "--parsable", *options, script, *arguments).strip().partition(";")[0]
+
+
+def cancel(job: str) -> None:
+    """Cancel a job; Slurm passes over one that has ended."""
+    ask("scancel", job)

@@ -1,0 +1,70 @@
+"""MLflow. On a Unix socket, the socket's folder decides who enters; elsewhere there is a login."""
+
+import getpass
+import secrets
+import shlex
+import sys
+from importlib.util import find_spec
+
+from ...core.errors import UsageError
+from .endpoint import Endpoint, Launch
+
+LISTEN = ("socket", "loopback", "node")
+PAGE = "/health"
+
+
+def launch(place: Endpoint) -> Launch:
+    """Return what starts the server, over the experiment's database, which is made if need be.
+
+    Raises:
+        UsageError: MLflow was installed without what its login needs.
+    """
+    from ...tracking.mlflow import database
+
+    record = place.record
+    command = [sys.executable, "-m", "mlflow", "server", f"--host={place.address}"]
+    command += [f"--port={record.port}", f"--backend-store-uri={database(place.folder)}"]
+    command += [f"--artifacts-destination={(place.folder / 'mlartifacts').as_uri()}"]
+    # With one worker and without its job runner, MLflow starts in seconds and takes 0.5 GB.
+    command += ["--workers=1"]
+    env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    if record.socket:
+        return Launch([*command, f"--uvicorn-opts=--uds {shlex.quote(record.socket)}"], env)
+
+    if not find_spec("flask_wtf"):
+        raise UsageError(
+            "MLflow's login needs Flask-WTF: pip install 'mlflow[auth]', or listen to the socket"
+        )
+    # As the browser's end of a tunnel says, and as other nodes say; any other host is refused.
+    hosts = f"localhost:*,127.0.0.1:*,{place.host}"
+    command += ["--app-name=basic-auth", f"--allowed-hosts={hosts}"]
+    user, password = getpass.getuser(), secrets.token_urlsafe(24)
+    accounts = place.private / "accounts.ini"
+    accounts.write_text(
+        "[mlflow]\n"
+        "default_permission = NO_PERMISSIONS\n"
+        f"database_uri = sqlite:///{place.private}/accounts.db\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    env |= {
+        "MLFLOW_AUTH_CONFIG_PATH": str(accounts),
+        "MLFLOW_AUTH_ADMIN_USERNAME": user,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(32),
+    }
+    exports = {
+        "MLFLOW_TRACKING_URI": f"{'https' if record.certificate else 'http'}://{place.host}",
+        "MLFLOW_TRACKING_USERNAME": user,
+        "MLFLOW_TRACKING_PASSWORD": password,
+    }
+    if record.certificate:
+        files = ["--ssl-certfile", record.certificate, "--ssl-keyfile", record.key]
+        command += [f"--uvicorn-opts={shlex.join(files)}"]
+        exports["MLFLOW_TRACKING_SERVER_CERT_PATH"] = record.certificate
+    return Launch(command, env, exports)
+
+
+def page(run_id: str) -> str:
+    """Return the path of a run's page."""
+    # MLflow has two sets of pages: those about language models, and these.
+    return f"/#/runs/{run_id}?workflowType=machine_learning"

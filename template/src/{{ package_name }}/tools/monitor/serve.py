@@ -1,0 +1,150 @@
+"""The side of a server's job: start the server, see that it answers, say where it is."""
+
+import dataclasses
+import http.client
+import os
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, ModuleType
+
+from ...core.errors import UsageError
+from ...core.ranks.environment import PORTS
+from .endpoint import Endpoint
+from .records import Record, Records
+
+PATIENCE = 300  # seconds until a server answers; imports from a shared folder can take minutes
+LAST_WORDS = 10  # seconds that it has to end
+
+
+def serve(server: ModuleType, record: Record, run_root: Path) -> int:
+    """Run a server until it ends or the job is cancelled; return its exit code.
+
+    Args:
+        server: the module that knows how to start it.
+        record: what is known of it so far; it is completed once the server answers.
+        run_root: the folder of all experiments.
+
+    Raises:
+        UsageError: the server does not answer in time.
+    """
+    records = Records(run_root)
+    signal.signal(signal.SIGTERM, _leave)
+    # The path of a Unix socket may have 107 characters.
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 80 else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="monitor-", dir=parent) as private:
+        place = _place(record, run_root, Path(private))
+        launch = server.launch(place)
+        # In a session of its own, so that all of its processes can be ended at once.
+        process = subprocess.Popen(
+            launch.command, env={**os.environ, **launch.env}, start_new_session=True
+        )
+        try:
+            _wait_for(process, place, server.PAGE)
+            answering = place.record
+            if launch.exports:
+                lines = [f"{name}={shlex.quote(text)}\n" for name, text in launch.exports.items()]
+                file = records.write_secret(f"{record.job}.env", "".join(lines))
+                answering = dataclasses.replace(answering, exports=str(file))
+            records.write(answering)
+            login = os.environ.get("SLURM_SUBMIT_HOST", "LOGIN_NODE")
+            print(answering.directions(login), flush=True)
+            return process.wait()
+        finally:
+            records.remove(record.job)
+            _end(process)
+
+
+def _place(record: Record, run_root: Path, private: Path) -> Endpoint:
+    """Return the place for a server on this node: a socket, or a port that is free."""
+    address, unix = "127.0.0.1", ""
+    if record.listen == "node":
+        address = _address()
+    if record.listen == "socket":
+        # The port is for the user's end of the tunnel: another one for each job.
+        port, unix = PORTS[int(record.job) % len(PORTS)], str(private / "socket")
+    else:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            port = probe.getsockname()[1]
+    place = dataclasses.replace(record, node=socket.gethostname(), port=port, socket=unix)
+    return Endpoint(
+        record=place, folder=run_root / record.experiment, address=address, private=private
+    )
+
+
+def _wait_for(process: subprocess.Popen, place: Endpoint, page: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not _answers(place, page):
+        if process.poll() is not None:
+            raise UsageError(
+                f"the server ended with exit code {process.returncode}: what it said is above"
+            )
+        if time.monotonic() > deadline:
+            raise UsageError(f"the server did not answer within {PATIENCE} s: see above, try again")
+        time.sleep(0.2)
+
+
+def _answers(place: Endpoint, page: str) -> bool:
+    """Ask for a page. Any answer will do, such as that there is a login, unless it is an error."""
+    record = place.record
+    connection = http.client.HTTPConnection(place.host, timeout=10)
+    try:
+        if record.socket:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(record.socket)
+        else:
+            connection.sock = socket.create_connection((place.address, record.port))
+        connection.sock.settimeout(10)
+        if record.certificate:
+            # The server is our own: whether it can be trusted is for others to ask.
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection.sock = context.wrap_socket(connection.sock)
+        connection.request("GET", page)
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a server's processes, all of them; some of MLflow's ignore TERM for a while."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + LAST_WORDS
+        try:
+            os.killpg(process.pid, number)
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+        except ProcessLookupError:
+            return
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    # Once: a second signal must not break off the tidying.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
+def _address() -> str:
+    """Return the address of this node that faces the login node.
+
+    Under a node's own name there may be several, or none but 127.0.1.1.
+    """
+    for name in (os.environ.get("SLURM_SUBMIT_HOST"), socket.gethostname()):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((name, 9))  # nothing is sent
+            address = probe.getsockname()[0]
+            if not address.startswith("127."):
+                return address
+    raise UsageError("this node has no address that others reach: leave --listen node out")

@@ -1,0 +1,61 @@
+"""The servers of this project, and what each can listen to."""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ...core.errors import UsageError
+
+if TYPE_CHECKING:
+    from . import Flags
+
+SCRIPTS = Path("slurm/monitoring")
+
+
+def script(name: str) -> str:
+    """Return the batch script of a server."""
+    return str(SCRIPTS / f"{name.replace('-', '_')}.sbatch")
+
+
+def available() -> list[str]:
+    """Return the servers that this project has a script for.
+
+    Raises:
+        UsageError: this is not the project's root.
+    """
+    if not SCRIPTS.is_dir():
+        raise UsageError(f"there is no {SCRIPTS} here: run this from the project's root")
+    return sorted(path.stem.replace("_", "-") for path in SCRIPTS.glob("*.sbatch"))
+
+
+def server(name: str) -> ModuleType:
+    """Return the module of a server.
+
+    Raises:
+        UsageError: the project has none of that name.
+    """
+    if name not in available():
+        raise UsageError(f"there is no server '{name}': this project has {', '.join(available())}")
+    return import_module(f".{name.replace('-', '_')}", __package__)
+
+
+def binding(name: str, flags: "Flags") -> dict[str, str]:
+    """Return what a server shall listen to, and its certificate and key, as a record has them.
+
+    Raises:
+        UsageError: the server can't.
+    """
+    can = server(name).LISTEN
+    listen = flags.listen or can[0]
+    if listen not in can:
+        raise UsageError(f"{name} can't listen to {listen}: choose {' or '.join(can)}")
+    if not flags.certificate and not flags.key:
+        return {"listen": listen}
+    if listen == "socket" or "node" not in can:
+        raise UsageError("TLS is for aim-server and mlflow on a port; ssh encrypts its tunnels")
+    for file in (flags.certificate, flags.key):
+        if not file or not file.is_file():
+            raise UsageError(f"TLS needs the files of --certificate and --key, and {file} is none")
+    files = {"certificate": flags.certificate, "key": flags.key}
+    return {"listen": listen, **{name: str(file.absolute()) for name, file in files.items()}}

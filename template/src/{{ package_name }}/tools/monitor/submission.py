@@ -1,0 +1,130 @@
+"""From a server's name to a server that answers: its job is submitted, and waited for."""
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import UsageError
+from . import jobs
+from .records import Record, Records
+from .servers import binding, script
+
+if TYPE_CHECKING:
+    from . import Flags
+
+POLL = 2  # seconds between looks at the queue
+
+
+def submitted(
+    records: Records,
+    name: str,
+    experiment: str,
+    run: str,
+    flags: "Flags",
+    options: Sequence[str],
+) -> Record:
+    """Return the record of a server, which is submitted unless it waits or runs already.
+
+    Raises:
+        UsageError: it can't listen as the flags say, or does otherwise; or Slurm refuses its job.
+    """
+    bound = binding(name, flags)
+    with records.locked():
+        queue = jobs.queue()
+        for record in records.all():
+            same = (record.server, record.experiment, record.run) == (name, experiment, run)
+            if same and own(record, queue):
+                if flags.listen not in (None, record.listen):
+                    raise UsageError(
+                        f"{record.title} listens to a {record.listen} already, job {record.job}: "
+                        f"stop it first, or 'monitor restart {name} --listen {flags.listen}'"
+                    )
+                print(f"{record.title} is there already, job {record.job}", flush=True)
+                return record
+        job_name = f"{__package__.partition('.')[0]}-{name}"
+        # Last, so that they go before what else is asked of sbatch: we rely on them.
+        own_options = [f"--job-name={job_name}", "--output=logs/%x-%j.out"]
+        arguments = [f"--run-root={records.folder.parent}", f"--experiment={experiment}"]
+        arguments += [f"--run={run}", *(f"--{flag}={value}" for flag, value in bound.items())]
+        job = jobs.submit([*options, *own_options], script(name), arguments)
+        record = Record(
+            server=name,
+            experiment=experiment,
+            run=run,
+            job=job,
+            job_name=job_name,
+            log=log_of(job_name, job),
+            **bound,
+        )
+        records.write(record, anew=False)
+    print(f"{record.title}: submitted as job {job}", flush=True)
+    return record
+
+
+def show(records: Records, found: Sequence[Record]) -> int:
+    """Wait until servers answer, and print how to reach each; return 130 after Ctrl-C.
+
+    Raises:
+        UsageError: a job ended first; the end of its log is printed.
+    """
+    for record in found:
+        try:
+            answering = wait(records, record)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would spoil the way out
+            print(f"\njob {record.job} stays as it is: 'monitor status' tells how it stands")
+            return 130
+        print(f"\n{answering.directions(socket.gethostname())}\n", flush=True)
+    return 0
+
+
+def wait(records: Records, record: Record) -> Record:
+    """Wait until a server answers, and return its record; say meanwhile what there is to wait for.
+
+    Raises:
+        UsageError: the job ended first; the end of its log is printed.
+    """
+    said = ""
+    while True:
+        # In this order: a job that is in the queue has not yet removed its record.
+        job = own(record, jobs.queue())
+        current = records.read(record.job)
+        if not job or job.state == "COMPLETING":
+            print(tail(record.log), file=sys.stderr)
+            records.remove(record.job)
+            raise UsageError(
+                f"job {record.job} ended before {record.title} answered: what it said is above, "
+                f"and in {record.log}"
+            )
+        if current and current.node:
+            return current
+        news = f"job {job.id} is on {job.node}, and its server is starting"
+        if job.state == "PENDING":
+            news = f"job {job.id} waits ({job.reason}); Ctrl-C leaves it in the queue"
+        if news != said:
+            print(news, flush=True)
+        said = news
+        time.sleep(POLL)
+
+
+def own(record: Record, queue: Mapping[str, jobs.Job]) -> jobs.Job | None:
+    """Return a server's job; None if it is gone, or if its number is another job's by now."""
+    job = queue.get(record.job)
+    return job if job and job.name == record.job_name else None
+
+
+def log_of(job_name: str, job: str) -> str:
+    """Return the file that a server's job writes to."""
+    return str(Path("logs", f"{job_name}-{job}.out").absolute())
+
+
+def tail(log: str, lines: int = 20) -> str:
+    """Return the end of a log."""
+    try:
+        return "\n".join(Path(log).read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return "(there is no log: the job has not started)"

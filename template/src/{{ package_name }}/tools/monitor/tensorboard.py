@@ -1,0 +1,44 @@
+"""TensorBoard. It has no login; but on a Unix socket, the socket's folder decides who enters.
+
+The job runs this module in place of TensorBoard's own command, which can listen to a Unix socket
+and then fails over the port that it wants to print.
+"""
+
+import signal
+import sys
+
+from .endpoint import Endpoint, Launch
+
+LISTEN = ("socket", "loopback")
+PAGE = "/"
+
+
+def launch(place: Endpoint) -> Launch:
+    """Return what starts TensorBoard over an experiment, or over one run of it."""
+    run = place.record.run
+    folder = place.folder / run / "tensorboard" if run else place.folder
+    where = [f"--host={place.address}", f"--port={place.record.port}"]
+    if place.record.socket:
+        where = [f"--host=unix://{place.record.socket}", "--port=0"]
+    # The fast loader would be a server of its own, on a port that all users of the node can reach.
+    command = [sys.executable, "-m", __name__, f"--logdir={folder}", *where, "--load_fast=false"]
+    return Launch(command)
+
+
+def main() -> None:
+    """Run TensorBoard with the flags of the command line."""
+    from tensorboard import default, main_lib, program
+
+    class Server(program.WerkzeugServer):
+        def get_url(self) -> str:
+            return self._flags.host
+
+    main_lib.global_init()
+    board = program.TensorBoard(default.get_plugins(), server_class=Server)
+    board.configure(sys.argv)
+    board.launch()
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

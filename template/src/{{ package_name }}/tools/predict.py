@@ -1,0 +1,108 @@
+"""The predictions of a whole dataset, in a file: `python -m <package> predict RUN_DIR`."""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from torch.utils.data import Dataset, IterableDataset
+
+from .. import data
+from ..core import nested
+from ..core.errors import UsageError
+from ..core.filesystem import write_atomically
+from ..core.loading.batches import evaluation_batches
+from ..core.loading.seeds import seed_torch
+from ..core.output.log import set_up_logging
+from ..core.ranks.process_group import joined
+from ..core.ranks.world import World
+from ..inference import Trained, find_checkpoint, for_use, load
+from . import program
+
+log = logging.getLogger(__name__)
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Predict with a trained network, and write a line of JSON for each sample, in their order.
+
+    Alone, or on all ranks that torchrun or srun started.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """run folder, or one of its checkpoints"""
+    split: Split = "test"
+    """which samples of data.py"""
+    checkpoint: Literal["best", "latest"] = "best"
+    """which checkpoint of the run folder"""
+    output: Path | None = None
+    """file to write; else predictions-SPLIT.jsonl in the run folder"""
+    data_dir: str | None = None
+    """folder of the dataset's files; else that of the run"""
+    batch_size: int | None = None
+    """samples a rank takes at once; else the run's test_batch_size"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """as for train"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the predictions; return 0.
+
+    Raises:
+        UsageError: there is no checkpoint, it does not fit model.py, or the split can't be indexed.
+    """
+    flags = tyro.cli(Flags, args=list(argv), prog=program("predict"))
+    path = find_checkpoint(flags.run, flags.checkpoint)
+    settings = for_use(path, flags.device, flags.data_dir)
+    output = flags.output or path.parent.parent / f"predictions-{flags.split}.jsonl"
+    with joined(settings) as world:
+        set_up_logging(world, all_ranks=False)
+        trained = load(path, settings, device=world.device)
+        dataset = getattr(data.load(settings), flags.split)
+        if isinstance(dataset, IterableDataset):
+            raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")
+        lines = predictions(trained, dataset, flags.batch_size or settings.test_batch_size, world)
+        encoded = (json.dumps(line).encode() + b"\n" for line in lines)
+        if world.is_main:
+            _write(output, encoded)
+            log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
+        else:
+            for _ in encoded:
+                pass
+    return 0
+
+
+def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
+    """Yield on rank 0 what `describe` makes of each sample's prediction, in the order of samples.
+
+    Every rank must iterate; on the others there is nothing to see. Ranks take the samples in
+    turns, a batch each, so that rank 0 holds no more than a batch of each.
+    """
+    length = len(dataset)  # type: ignore[arg-type]
+    seed_torch("predictions", trained.settings.seed, world.rank, trained.step)
+    mine = range(world.rank, length, world.size)
+    batches = evaluation_batches(dataset, mine, batch_size, trained.settings.workers)
+    for number in range(math.ceil(len(range(0, length, world.size)) / batch_size)):
+        rows: list[Any] = []
+        samples = min(batch_size, len(mine) - number * batch_size)
+        if samples > 0:
+            found = trained.predict(next(batches))
+            rows = [trained.learner.describe(each) for each in nested.split(found, samples)]
+        gathered = world.gather_on_main(rows)
+        for turn in range(batch_size):
+            yield from (each[turn] for each in gathered if turn < len(each))
+
+
+def _write(path: Path, lines: Iterator[bytes]) -> None:
+    try:
+        write_atomically(path, lambda file: file.writelines(lines))
+    except OSError as error:
+        raise UsageError(
+            f"can't write {path}: {error.strerror}; choose another with --output"
+        ) from None

@@ -1,0 +1,233 @@
+"""Trials with settings that Optuna chooses; the study is a file that several jobs can work at."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import optuna
+import tyro
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import Trial, TrialState
+
+from ...core.errors import UsageError
+from ...core.filesystem import read_lines
+from ...core.ranks.signals import EXIT_CODE, StopRequest
+from ...settings import Settings
+from .. import program
+from .results import write
+from .space import search_space
+from .trial import as_flags, check_launch, run
+from .trial_locks import TrialLocks, run_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Search for the settings with the best value of a metric.
+
+    Flags of train may follow, and after -- the command that starts the training. A sweep that was
+    stopped goes on with the same command, and so does any other job that gives it: all work at
+    one study.
+    """
+
+    trials: int = 20
+    """number of trials in all, with those of other jobs and of earlier runs of the study"""
+    study: str = "sweep"
+    """name of the study: its trials and its journal are in RUN_ROOT/STUDY"""
+    search: Path = Path("configs/sweep.yaml")
+    """file that says which settings to search, and where"""
+    metric: str | None = None
+    """what to search by: a number that each validation writes to metrics.jsonl; a trial counts
+    with its best; else the one that decides the best checkpoint (`best` in model.py)"""
+    direction: Literal["maximize", "minimize"] | None = None
+    """whether more is better; to be given with --metric"""
+    pruner: Literal["median", "hyperband", "none"] = "median"
+    """what ends trials early that are worse than others at the same validation"""
+    unpruned: int = 5
+    """trials that run to their end before the median prunes any"""
+
+
+def search(own: Sequence[str], launch: Sequence[str]) -> int:
+    """Run trials until there are enough; return 0, 75 if a signal stopped one, 1 if all failed.
+
+    Args:
+        own: flags of this command, and of train.
+        launch: the command that starts a training.
+
+    Raises:
+        UsageError: no launch command, or a mistake in the search file or in the settings.
+    """
+    flags, train_flags = tyro.cli(Flags, args=own, return_unknown_args=True, prog=program("sweep"))
+    check_launch(launch)
+    flags = _with_metric(flags)
+    settings = Settings.parse(train_flags, prog="sweep")
+    space = search_space(flags.search)
+    folder = Path(settings.run_root, flags.study)
+    folder.mkdir(parents=True, exist_ok=True)
+    study = open_study(flags, settings, folder)
+    claims = TrialLocks(study, folder)
+    stop = StopRequest.install()
+    command = [*launch, *train_flags, f"--experiment={flags.study}"]
+    while not stop.received and (trial := claims.next(space, flags.trials)):
+        run_dir = folder / run_name(trial.number)
+        words = as_flags(trial.params)
+        log.info("%s, until there are %d: %s", run_dir.name, flags.trials, " ".join(words))
+        progress = Progress(trial, run_dir / "metrics.jsonl", flags)
+        code, pruned = run([*command, *words, f"--run-dir={run_dir}"], stop, progress.is_hopeless)
+        if code == EXIT_CODE and not pruned:
+            claims.release(trial)
+            log.warning("%s was stopped; the same command goes on with it", run_dir.name)
+            return EXIT_CODE
+        conclude(trial, code, pruned, progress)
+        write(study, folder, flags.metric)
+    return EXIT_CODE if stop.received else report(study, folder, flags.metric)
+
+
+def _with_metric(flags: Flags) -> Flags:
+    """Return the flags with the metric of model.py, unless they name one."""
+    if flags.metric and flags.direction:
+        return flags
+    if flags.metric or flags.direction:
+        raise UsageError("--metric and --direction belong together: give both, or neither")
+    from ...learner import model_class
+
+    metric, direction = model_class().best
+    return dataclasses.replace(flags, metric=metric, direction=f"{direction}imize")
+
+
+def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
+    """Return the study, made if there is none.
+
+    Raises:
+        UsageError: the study was begun with another metric or direction.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruners = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=flags.unpruned),
+        "hyperband": optuna.pruners.HyperbandPruner(max_resource=settings.epochs),
+        "none": optuna.pruners.NopPruner(),
+    }
+    # A file that is only appended to is safe on shared file systems; SQLite is not. The path is
+    # absolute, and the lock a file, so that every worker sees a lock that a dead one left.
+    journal = str(folder.absolute() / "journal.log")
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(journal, JournalFileOpenLock(journal))),
+        study_name=flags.study,
+        direction=flags.direction,
+        # Trials that other jobs run at the moment count as bad: they are not tried twice.
+        sampler=optuna.samplers.TPESampler(constant_liar=True),
+        pruner=pruners[flags.pruner],
+        load_if_exists=True,
+    )
+    begun = (study.user_attrs.get("metric", flags.metric), study.direction.name.lower())
+    if begun != (flags.metric, flags.direction):
+        raise UsageError(
+            f"the study '{flags.study}' was begun to {begun[1]} {begun[0]}: use the same --metric "
+            "and --direction, or another --study"
+        )
+    study.set_user_attr("metric", flags.metric)
+    return study
+
+
+class Progress:
+    """The validations of a trial, handed on to Optuna as the training writes them.
+
+    Args:
+        trial: the trial.
+        path: its run's metrics.jsonl.
+        flags: name the metric.
+
+    Attributes:
+        values: of the metric, one for each validation.
+        names: all that the file has.
+    """
+
+    def __init__(self, trial: Trial, path: Path, flags: Flags) -> None:
+        self.trial, self.path, self.flags = trial, path, flags
+        self.values: list[float] = []
+        self.names: set[str] = set()
+        self.size = 0
+        (frozen,) = (t for t in trial.study.get_trials(deepcopy=False) if t.number == trial.number)
+        self.reported = set(frozen.intermediate_values)
+
+    def is_hopeless(self) -> bool:
+        """Report what is new; return whether the pruner gives the trial up."""
+        return self.read() and self.trial.should_prune()
+
+    def read(self) -> bool:
+        """Report what is new; return whether there was anything."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size == self.size:
+            return False
+        self.size = size
+        lines = read_lines(self.path)
+        self.names = set().union(*lines)
+        self.values = [line[self.flags.metric] for line in lines if self.flags.metric in line]
+        # Numbered from one, whatever the step was: batch sizes may differ between trials.
+        new = {n: v for n, v in enumerate(self.values, 1) if n not in self.reported}
+        for number, value in new.items():
+            self.trial.report(value, number)
+        self.reported |= new.keys()
+        return bool(new)
+
+    def best(self) -> float:
+        """Return the best value.
+
+        Raises:
+            UsageError: the run wrote no such metric.
+        """
+        if not self.values:
+            known = ", ".join(sorted(name for name in self.names if name.startswith("validation/")))
+            raise UsageError(
+                f"{self.path} has no '{self.flags.metric}': set --metric to what it has of each "
+                f"validation: {known or 'nothing'}"
+            )
+        return (max if self.flags.direction == "maximize" else min)(self.values)
+
+
+def conclude(trial: Trial, code: int, pruned: bool, progress: Progress) -> None:
+    """Tell Optuna how a trial ended.
+
+    Raises:
+        UsageError: the training ended well, but did not write the metric.
+    """
+    study, name = trial.study, run_name(trial.number)
+    progress.read()
+    if code == EXIT_CODE and pruned:
+        log.info("%s: pruned after %d validation(s)", name, len(progress.values))
+        study.tell(trial, state=TrialState.PRUNED)
+    elif code == 0 and progress.size:
+        try:
+            value = progress.best()
+        except UsageError:
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        log.info("%s: %s %.4f", name, progress.flags.metric, value)
+        study.tell(trial, value)
+    else:
+        log.error("%s failed: exit code %d and no result", name, code)
+        study.tell(trial, state=TrialState.FAIL)
+
+
+def report(study: optuna.Study, folder: Path, metric: str) -> int:
+    """Name the best trial; return 1 if all failed."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    if running:
+        log.info("%d trial(s) still run in other jobs", len(running))
+    if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if not running:
+            log.error(
+                "all trials failed: mend what they say, and raise --trials or name another --study"
+            )
+        return 0 if running else 1
+    best = study.best_trial
+    log.info("best is %s, %s %.4f", run_name(best.number), metric, best.value)
+    log.info("its settings: %s", " ".join(as_flags(best.params)))
+    log.info(
+        "train --config %s uses them; %s shows all", folder / "best.yaml", folder / "study.png"
+    )
+    return 0

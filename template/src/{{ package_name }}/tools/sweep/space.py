@@ -1,0 +1,51 @@
+"""Which settings to search, and where: what configs/sweep.yaml says."""
+
+import dataclasses
+from pathlib import Path
+
+import yaml
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from ...core.errors import UsageError
+from ...settings import Settings
+
+
+def search_space(path: Path) -> dict[str, BaseDistribution]:
+    """Return what the search file says: for each setting a list of choices, or low and high.
+
+    Raises:
+        UsageError: the file can't be read, or a setting or a value in it is wrong.
+    """
+    try:
+        wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"can't read the search space: {' '.join(str(error).split())}") from None
+    if not isinstance(wanted, dict) or not wanted:
+        raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")
+    space = {}
+    for name, spec in wanted.items():
+        if name not in [field.name for field in dataclasses.fields(Settings)]:
+            raise UsageError(f"{path}: unknown setting '{name}'; see train --help for all")
+        try:
+            values = spec if isinstance(spec, list) else [spec["low"], spec["high"]]
+            # Checked as a setting is, and of the setting's type: '1e-3' is text in YAML.
+            values = [
+                getattr(Settings.from_values({name: value}, f"{path}: "), name) for value in values
+            ]
+            if isinstance(spec, list):
+                space[name] = CategoricalDistribution(values)
+            else:
+                whole = all(isinstance(value, int) for value in values)
+                kind = IntDistribution if whole else FloatDistribution
+                space[name] = kind(*values, log=spec.get("log", False))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"{path}: {name} is {spec!r} ({error}): give a list of choices, or low, high and "
+                "perhaps log"
+            ) from None
+    return space

@@ -1,0 +1,146 @@
+"""Which worker runs which trial, so that several jobs can work at one study.
+
+The owner of a running trial is kept as its user attribute. It changes hands under a lock of the
+study's folder, so that of several workers that want a trial one gets it.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.storages.journal import JournalFileOpenLock
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ...core.errors import UsageError
+from ...core.filesystem import read_object
+from ...core.output.status import KINDS
+from ...core.ranks.slurm import jobs
+
+Owner = Mapping[str, Any]
+
+SILENCE = 600  # seconds after which a trial without a sign of life is given up
+
+
+class TrialLocks:
+    """This worker among those of a study.
+
+    Args:
+        study: the study.
+        folder: where the trials' run folders are.
+    """
+
+    def __init__(self, study: optuna.Study, folder: Path) -> None:
+        self.study, self.folder = study, folder
+        self.lock = JournalFileOpenLock(str(folder.absolute() / "claims"))
+        self.me = {
+            "job": os.environ.get("SLURM_JOB_ID"),
+            "restart": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
+    def next(self, space: Mapping[str, BaseDistribution], wanted: int) -> Trial | None:
+        """Return the trial to run: one that was left behind, else a new one.
+
+        Returns:
+            None when the study has as many trials as are wanted.
+        """
+        left = self._left_behind()
+        with self._alone():
+            trials = self.study.get_trials(deepcopy=False)
+            for seen in left:
+                trial = trials[seen.number]
+                if trial.state != TrialState.RUNNING or _owner(trial) != _owner(seen):
+                    continue  # another worker was faster
+                if trial.params.keys() == space.keys():
+                    return self._take(Trial(self.study, trial._trial_id))
+                # Stopped before it had its settings, or of another search space.
+                self.study.tell(trial.number, state=TrialState.FAIL)
+            if sum(trial.state != TrialState.WAITING for trial in trials) >= wanted:
+                return None
+            return self._take(self.study.ask(dict(space)))
+
+    def release(self, trial: Trial) -> None:
+        """Leave a trial to whoever comes first."""
+        trial.set_user_attr("owner", None)
+
+    def _take(self, trial: Trial) -> Trial:
+        trial.set_user_attr("owner", self.me)
+        return trial
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def _left_behind(self) -> list[FrozenTrial]:
+        """Return the running trials that nobody runs, this worker's own before others."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        owners = [owner for trial in running if (owner := _owner(trial))]
+        known = self._jobs({owner["job"] for owner in owners if owner["job"]})
+        left = [trial for trial in running if self._is_gone(trial, known)]
+        return sorted(left, key=lambda trial: (_owner(trial) or {}).get("job") != self.me["job"])
+
+    def _is_gone(self, trial: FrozenTrial, known: set[str] | None) -> bool:
+        owner = _owner(trial)
+        if not owner:
+            return True
+        if owner["job"] and owner["job"] == self.me["job"]:
+            # This job, before it was requeued.
+            if owner["restart"] != self.me["restart"]:
+                return True
+        elif owner["job"] and known is not None:
+            # One that waits in the queue comes back to its trial.
+            return owner["job"] not in known
+        if owner["host"] == self.me["host"]:
+            return not _is_alive(owner["pid"])
+        return _is_silent(trial, self.folder / run_name(trial.number))
+
+    def _jobs(self, wanted: set[str]) -> set[str] | None:
+        """Return which of the jobs Slurm still has, None if it does not say."""
+        if not self.me["job"] or not wanted:
+            return None
+        # Asked for ourselves too: the answer that does not have us is none.
+        try:
+            known = set(jobs([self.me["job"], *wanted]))
+        except UsageError:
+            return None
+        return known if self.me["job"] in known else None
+
+
+def run_name(number: int) -> str:
+    """Return the name of a trial's run folder."""
+    return f"trial-{number:04}"
+
+
+def _owner(trial: FrozenTrial) -> Owner | None:
+    return trial.user_attrs.get("owner")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_silent(trial: FrozenTrial, run_dir: Path) -> bool:
+    """Return whether the trial's run has given no sign of life for longer than it said."""
+    try:
+        status = read_object(run_dir / "status.json", KINDS)
+        until = status["updated"] + max(status["expect_next_in"], SILENCE)
+    except (OSError, ValueError, KeyError):
+        until = trial.datetime_start.timestamp() + SILENCE
+    return time.time() > until
