@@ -36,12 +36,12 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
 
 def set_aside(paths: Sequence[Path], folder: Path) -> Path:
     """Move what is in a folder to a new one in it, `earlier-1` or the next number; return that."""
-    place = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
+    aside = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
     for path in paths:
-        moved = place / path.relative_to(folder)
+        moved = aside / path.relative_to(folder)
         moved.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, moved)
-    return place
+    return aside
 
 
 def sync_names(folder: Path) -> None:

@@ -155,13 +155,13 @@ class _Reader(dcp.FileSystemReader):
 
 def _listed(tensors: Mapping[str, Any], stored: Mapping[Any, Any]) -> Listed:
     """Return torch's description of tensors, and where each part is stored, as plain values."""
-    places = {(index.fqn, tuple(index.offset)): place for index, place in stored.items()}
+    stored_at = {(index.fqn, tuple(index.offset)): at for index, at in stored.items()}
     listed: Listed = {}
     for name, tensor in tensors.items():
         parts: list[Part] = []
         for chunk in tensor.chunks:
-            place = places[name, tuple(chunk.offsets)]
-            where = (place.relative_path, place.offset, place.length)
+            at = stored_at[name, tuple(chunk.offsets)]
+            where = (at.relative_path, at.offset, at.length)
             parts.append((*where, [*chunk.offsets], [*chunk.sizes]))
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         listed[name] = (dtype, [*tensor.size], parts)

@@ -15,7 +15,7 @@ from ..ranks.world import World
 from .store import (
     IN_SHARDS,
     Checkpoints,
-    Endpoint,
+    KeyPath,
     each_leaf,
     find_fault,
     name_in_shards,
@@ -113,7 +113,7 @@ def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> di
 
     Args:
         path: the checkpoint.
-        like: returns for a place in the state the part that the tensor there is cut like; None, or
+        like: returns for a path in the state the part that the tensor there is cut like; None, or
             what is no part, where it shall come whole.
 
     Raises:
@@ -153,14 +153,14 @@ def _read(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa: ANN40
         state = torch.load(file, map_location="cpu", weights_only=True)
     sharded: dict[str, Tensor | None] = {}
 
-    def look(place: Endpoint, leaf: Any) -> None:  # noqa: ANN401
+    def look(key_path: KeyPath, leaf: Any) -> None:  # noqa: ANN401
         if isinstance(leaf, str) and leaf == IN_SHARDS:
-            sharded[name_in_shards(place)] = like(*place)
+            sharded[name_in_shards(key_path)] = like(*key_path)
 
-    def fill(place: Endpoint, leaf: Any) -> Any:  # noqa: ANN401
+    def fill(key_path: KeyPath, leaf: Any) -> Any:  # noqa: ANN401
         if isinstance(leaf, Tensor):
-            return distribute_like(leaf, like(*place))
-        return parts.get(name_in_shards(place), leaf)
+            return distribute_like(leaf, like(*key_path))
+        return parts.get(name_in_shards(key_path), leaf)
 
     each_leaf(look, state)
     parts = {}

@@ -27,7 +27,7 @@ from ..ranks.dtensor import full_tensor
 
 log = logging.getLogger(__name__)
 
-Endpoint = tuple[Any, ...]  # the keys that lead to a value in nested dictionaries and lists
+KeyPath = tuple[Any, ...]  # the keys that lead to a value in nested dictionaries and lists
 
 IN_SHARDS = "<in the shards>"  # stands in the file for a tensor of the folder
 
@@ -181,21 +181,21 @@ def shards_of(path: Path) -> Path:
     return path.with_suffix(".shards")
 
 
-def name_in_shards(place: Endpoint) -> str:
+def name_in_shards(key_path: KeyPath) -> str:
     """Return the name of a tensor in the shards."""
-    return "/".join(map(str, place))
+    return "/".join(map(str, key_path))
 
 
-def each_leaf(function: Callable[[Endpoint, Any], Any], value: Any, place: Endpoint = ()) -> Any:  # noqa: ANN401
+def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, key_path: KeyPath = ()) -> Any:  # noqa: ANN401
     """Return nested dictionaries and lists with each value replaced by what a function returns."""
     if isinstance(value, dict):
         replaced = copy(value)  # with the versions that a network's state has beside its items
         for key, each in value.items():
-            replaced[key] = each_leaf(function, each, (*place, key))
+            replaced[key] = each_leaf(function, each, (*key_path, key))
         return replaced
     if isinstance(value, list | tuple):
-        return type(value)(each_leaf(function, x, (*place, i)) for i, x in enumerate(value))
-    return function(place, value)
+        return type(value)(each_leaf(function, x, (*key_path, i)) for i, x in enumerate(value))
+    return function(key_path, value)
 
 
 def patiently(read: Callable[[], T], path: Path) -> T:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..ranks.dtensor import is_dtensor
 from ..ranks.world import World
-from .store import IN_SHARDS, Checkpoints, Endpoint, each_leaf, name_in_shards, shards_of
+from .store import IN_SHARDS, Checkpoints, KeyPath, each_leaf, name_in_shards, shards_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,7 +42,7 @@ class Saver:
         self.sharded_step: int | None = None
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writing: Future[bool] | None = None
-        self.copies: dict[Endpoint, Tensor] = {}
+        self.copies: dict[KeyPath, Tensor] = {}
 
     def go_on_from(self, path: Path, step: int) -> None:
         """Take note of a checkpoint that was resumed from; every rank calls this."""
@@ -63,12 +63,12 @@ class Saver:
         self.wait()
         parts: dict[str, Tensor] = {}
 
-        def copy(place: Endpoint, leaf: Any) -> Any:  # noqa: ANN401 - whatever a state holds
+        def copy(key_path: KeyPath, leaf: Any) -> Any:  # noqa: ANN401 - whatever a state holds
             if is_dtensor(leaf):
-                parts[name_in_shards(place)] = self._copied_part(place, leaf)
+                parts[name_in_shards(key_path)] = self._copied_part(key_path, leaf)
                 return IN_SHARDS
             if isinstance(leaf, Tensor):
-                return self._copied(place, leaf) if self.world.is_main else None
+                return self._copied(key_path, leaf) if self.world.is_main else None
             return leaf
 
         with torch.no_grad():
@@ -97,19 +97,19 @@ class Saver:
         self.thread.shutdown()
         self.__dict__.pop("mesh", None)
 
-    def _copied(self, place: Endpoint, tensor: Tensor) -> Tensor:
+    def _copied(self, key_path: KeyPath, tensor: Tensor) -> Tensor:
         """Return a copy on the CPU, in the memory of the checkpoint before."""
-        copy = self.copies.get(place)
+        copy = self.copies.get(key_path)
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            self.copies[place] = copy
+            self.copies[key_path] = copy
         return copy.copy_(tensor, non_blocking=tensor.is_cuda)
 
-    def _copied_part(self, place: Endpoint, part: Any) -> Tensor:  # noqa: ANN401 - a DTensor
+    def _copied_part(self, key_path: KeyPath, part: Any) -> Tensor:  # noqa: ANN401 - a DTensor
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(
-            self._copied(place, part.to_local()),
+            self._copied(key_path, part.to_local()),
             self.mesh,
             part.placements,
             run_check=False,

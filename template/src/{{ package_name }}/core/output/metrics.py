@@ -30,6 +30,7 @@ class Meter:
     Attributes:
         step_seconds: that a step took, on average, at the last reading.
         losses: names of the losses, which stand first in a line.
+        trained_seconds: of this process, in epochs.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
@@ -37,6 +38,7 @@ class Meter:
         self.weight, self.earlier = 0, 0
         self.steps, self.since = 0, time.perf_counter()
         self.losses: dict[str, None] = {}
+        self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
 
     def add(self, label: str, loss: Tensor, weight: int, norm: Tensor | None) -> None:
         """Count an update.
@@ -52,10 +54,12 @@ class Meter:
         if norm is not None:
             STORE.add(f"train/{label}gradient_norm", norm, 1)
 
-    def count(self, weight: int) -> None:
-        """Count a step, by the weight of all ranks' batches."""
+    def count(self, samples: int, weight: int) -> None:
+        """Count a step, by the samples and the weight of all ranks' batches."""
         self.weight += weight
         self.steps += 1
+        self.trained_samples += samples
+        self.trained_weight += weight
 
     def skip(self, seconds: float) -> None:
         """Leave out time that was not spent on training."""
@@ -76,6 +80,14 @@ class Meter:
         losses = {name: over_all[name] for name in self.losses if name in over_all}
         rest = over_all | {self.rate: speed}
         return losses | rest, own | {self.rate: speed / world.size}
+
+    def rates(self) -> dict[str, float]:
+        """Return the samples, and their weight, that this process trained on in a second."""
+        seconds = max(self.trained_seconds, 1e-9)
+        return {
+            "samples_per_second": self.trained_samples / seconds,
+            self.rate.removeprefix("train/"): self.trained_weight / seconds,
+        }
 
     def state(self, world: World) -> dict[str, Any]:
         """Return on rank 0 what a resumed run must know; every rank must call this."""

@@ -107,10 +107,10 @@ class Networks:
             "optimizer_options": self.options,
         }
 
-    def like(self, *place: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
-        """Return the tensor that one at a place of the `state` is cut like, if there is one."""
+    def like(self, *key_path: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
+        """Return the tensor that the one at a path of the `state` is cut like, if there is one."""
         averages = self.average.networks if self.average else {}
-        match place:
+        match key_path:
             case ("networks", str(name), key) if name in self.modules:
                 return self.modules[name].state_dict().get(key)
             case ("averages", str(name), key) if name in averages:

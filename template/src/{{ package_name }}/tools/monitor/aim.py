@@ -8,20 +8,20 @@ LISTEN = ("socket", "loopback")
 PAGE = "/"
 
 
-def command(place: Endpoint, *words: str) -> list[str]:
+def command(endpoint: Endpoint, *words: str) -> list[str]:
     """Return a command of Aim's over the experiment's repository, which is made if need be."""
     from ...tracking.aim import repository
 
     code = "import sys; from aim.cli.cli import cli_entry_point; sys.exit(cli_entry_point())"
-    return [sys.executable, "-c", code, *words, f"--repo={repository(place.folder)}"]
+    return [sys.executable, "-c", code, *words, f"--repo={repository(endpoint.folder)}"]
 
 
-def launch(place: Endpoint) -> Launch:
+def launch(endpoint: Endpoint) -> Launch:
     """Return what starts Aim's pages."""
-    listen = [f"--host={place.address}", f"--port={place.record.port}"]
-    if place.record.socket:
-        listen = [f"--uds={place.record.socket}"]
-    return Launch(command(place, "up", "--workers=1", *listen))
+    listen = [f"--host={endpoint.address}", f"--port={endpoint.record.port}"]
+    if endpoint.record.socket:
+        listen = [f"--uds={endpoint.record.socket}"]
+    return Launch(command(endpoint, "up", "--workers=1", *listen))
 
 
 def page(run_id: str) -> str:

@@ -7,10 +7,10 @@ LISTEN = ("node", "loopback")
 PAGE = "/status/"
 
 
-def launch(place: Endpoint) -> Launch:
+def launch(endpoint: Endpoint) -> Launch:
     """Return what starts the server, with TLS where there is a certificate."""
-    record = place.record
-    command = aim.command(place, "server", f"--host={place.address}", f"--port={record.port}")
+    record = endpoint.record
+    command = aim.command(endpoint, "server", f"--host={endpoint.address}", f"--port={record.port}")
     if record.certificate:
         command += [f"--ssl-certfile={record.certificate}", f"--ssl-keyfile={record.key}"]
-    return Launch(command, exports={"AIM_REPO": f"aim://{place.host}"})
+    return Launch(command, exports={"AIM_REPO": f"aim://{endpoint.host}"})

@@ -1,4 +1,4 @@
-"""What a server is told of its place, and how it is to be started there."""
+"""Where a server listens and what it serves, and how it is started there."""
 
 import dataclasses
 from pathlib import Path

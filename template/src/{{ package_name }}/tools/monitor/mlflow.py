@@ -13,7 +13,7 @@ LISTEN = ("socket", "loopback", "node")
 PAGE = "/health"
 
 
-def launch(place: Endpoint) -> Launch:
+def launch(endpoint: Endpoint) -> Launch:
     """Return what starts the server, over the experiment's database, which is made if need be.
 
     Raises:
@@ -21,10 +21,10 @@ def launch(place: Endpoint) -> Launch:
     """
     from ...tracking.mlflow import database
 
-    record = place.record
-    command = [sys.executable, "-m", "mlflow", "server", f"--host={place.address}"]
-    command += [f"--port={record.port}", f"--backend-store-uri={database(place.folder)}"]
-    command += [f"--artifacts-destination={(place.folder / 'mlartifacts').as_uri()}"]
+    record = endpoint.record
+    command = [sys.executable, "-m", "mlflow", "server", f"--host={endpoint.address}"]
+    command += [f"--port={record.port}", f"--backend-store-uri={database(endpoint.folder)}"]
+    command += [f"--artifacts-destination={(endpoint.folder / 'mlartifacts').as_uri()}"]
     # With one worker and without its job runner, MLflow starts in seconds and takes 0.5 GB.
     command += ["--workers=1"]
     env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -36,14 +36,14 @@ def launch(place: Endpoint) -> Launch:
             "MLflow's login needs Flask-WTF: pip install 'mlflow[auth]', or listen to the socket"
         )
     # As the browser's end of a tunnel says, and as other nodes say; any other host is refused.
-    hosts = f"localhost:*,127.0.0.1:*,{place.host}"
+    hosts = f"localhost:*,127.0.0.1:*,{endpoint.host}"
     command += ["--app-name=basic-auth", f"--allowed-hosts={hosts}"]
     user, password = getpass.getuser(), secrets.token_urlsafe(24)
-    accounts = place.private / "accounts.ini"
+    accounts = endpoint.private / "accounts.ini"
     accounts.write_text(
         "[mlflow]\n"
         "default_permission = NO_PERMISSIONS\n"
-        f"database_uri = sqlite:///{place.private}/accounts.db\n"
+        f"database_uri = sqlite:///{endpoint.private}/accounts.db\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     env |= {
@@ -53,7 +53,7 @@ def launch(place: Endpoint) -> Launch:
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(32),
     }
     exports = {
-        "MLFLOW_TRACKING_URI": f"{'https' if record.certificate else 'http'}://{place.host}",
+        "MLFLOW_TRACKING_URI": f"{'https' if record.certificate else 'http'}://{endpoint.host}",
         "MLFLOW_TRACKING_USERNAME": user,
         "MLFLOW_TRACKING_PASSWORD": password,
     }

@@ -40,15 +40,15 @@ def serve(server: ModuleType, record: Record, run_root: Path) -> int:
     # The path of a Unix socket may have 107 characters.
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 80 else "/tmp"
     with tempfile.TemporaryDirectory(prefix="monitor-", dir=parent) as private:
-        place = _place(record, run_root, Path(private))
-        launch = server.launch(place)
+        endpoint = _endpoint(record, run_root, Path(private))
+        launch = server.launch(endpoint)
         # In a session of its own, so that all of its processes can be ended at once.
         process = subprocess.Popen(
             launch.command, env={**os.environ, **launch.env}, start_new_session=True
         )
         try:
-            _wait_for(process, place, server.PAGE)
-            answering = place.record
+            _wait_for(process, endpoint, server.PAGE)
+            answering = endpoint.record
             if launch.exports:
                 lines = [f"{name}={shlex.quote(text)}\n" for name, text in launch.exports.items()]
                 file = records.write_secret(f"{record.job}.env", "".join(lines))
@@ -62,8 +62,8 @@ def serve(server: ModuleType, record: Record, run_root: Path) -> int:
             _end(process)
 
 
-def _place(record: Record, run_root: Path, private: Path) -> Endpoint:
-    """Return the place for a server on this node: a socket, or a port that is free."""
+def _endpoint(record: Record, run_root: Path, private: Path) -> Endpoint:
+    """Return the endpoint for a server on this node: a socket, or a port that is free."""
     address, unix = "127.0.0.1", ""
     if record.listen == "node":
         address = _address()
@@ -74,15 +74,15 @@ def _place(record: Record, run_root: Path, private: Path) -> Endpoint:
         with socket.socket() as probe:
             probe.bind((address, 0))
             port = probe.getsockname()[1]
-    place = dataclasses.replace(record, node=socket.gethostname(), port=port, socket=unix)
+    listening = dataclasses.replace(record, node=socket.gethostname(), port=port, socket=unix)
     return Endpoint(
-        record=place, folder=run_root / record.experiment, address=address, private=private
+        record=listening, folder=run_root / record.experiment, address=address, private=private
     )
 
 
-def _wait_for(process: subprocess.Popen, place: Endpoint, page: str) -> None:
+def _wait_for(process: subprocess.Popen, endpoint: Endpoint, page: str) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not _answers(place, page):
+    while not _answers(endpoint, page):
         if process.poll() is not None:
             raise UsageError(
                 f"the server ended with exit code {process.returncode}: what it said is above"
@@ -92,16 +92,16 @@ def _wait_for(process: subprocess.Popen, place: Endpoint, page: str) -> None:
         time.sleep(0.2)
 
 
-def _answers(place: Endpoint, page: str) -> bool:
+def _answers(endpoint: Endpoint, page: str) -> bool:
     """Ask for a page. Any answer will do, such as that there is a login, unless it is an error."""
-    record = place.record
-    connection = http.client.HTTPConnection(place.host, timeout=10)
+    record = endpoint.record
+    connection = http.client.HTTPConnection(endpoint.host, timeout=10)
     try:
         if record.socket:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.connect(record.socket)
         else:
-            connection.sock = socket.create_connection((place.address, record.port))
+            connection.sock = socket.create_connection((endpoint.address, record.port))
         connection.sock.settimeout(10)
         if record.certificate:
             # The server is our own: whether it can be trusted is for others to ask.

@@ -13,13 +13,13 @@ LISTEN = ("socket", "loopback")
 PAGE = "/"
 
 
-def launch(place: Endpoint) -> Launch:
+def launch(endpoint: Endpoint) -> Launch:
     """Return what starts TensorBoard over an experiment, or over one run of it."""
-    run = place.record.run
-    folder = place.folder / run / "tensorboard" if run else place.folder
-    where = [f"--host={place.address}", f"--port={place.record.port}"]
-    if place.record.socket:
-        where = [f"--host=unix://{place.record.socket}", "--port=0"]
+    run = endpoint.record.run
+    folder = endpoint.folder / run / "tensorboard" if run else endpoint.folder
+    where = [f"--host={endpoint.address}", f"--port={endpoint.record.port}"]
+    if endpoint.record.socket:
+        where = [f"--host=unix://{endpoint.record.socket}", "--port=0"]
     # The fast loader would be a server of its own, on a port that all users of the node can reach.
     command = [sys.executable, "-m", __name__, f"--logdir={folder}", *where, "--load_fast=false"]
     return Launch(command)

@@ -1,0 +1,82 @@
+"""The batches of each step."""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from .batches import TrainBatches
+from .seeds import seed_torch
+
+
+class Loaded(NamedTuple):
+    """A batch of this rank: its number of samples, and how much it counts in means."""
+
+    batch: Any
+    samples: int
+    weight: int
+
+
+class StepLoader:
+    """This rank's batches, a list for each step.
+
+    Args:
+        batches: of this rank.
+        accumulate: batches of a step.
+        weigh: how much a batch counts; None: as many as it has samples.
+        seed, rank: the batches of a step are made with a seed of its own.
+
+    Attributes:
+        uneven: whether the steps of other ranks may have other samples or weights.
+        waited: seconds that the last step's batches were waited for.
+    """
+
+    def __init__(
+        self,
+        batches: TrainBatches,
+        accumulate: int,
+        weigh: Callable[[Any], int] | None,
+        seed: int,
+        rank: int,
+    ) -> None:
+        self.batches, self.accumulate, self.weigh = batches, accumulate, weigh
+        self.seed, self.rank = seed, rank
+        self.uneven = batches.uneven or weigh is not None
+        self.waited = 0.0
+
+    def epoch(
+        self, epoch: int, step: int, consumed: int, epoch_steps: int
+    ) -> Iterator[list[Loaded]]:
+        """Yield the batches of each step that is left of an epoch, then empty lists.
+
+        Args:
+            epoch: the epoch.
+            step: steps taken by now, of all epochs.
+            consumed, epoch_steps: samples of all ranks, and steps, taken of this epoch.
+        """
+        batches = self.batches.epoch(epoch, consumed, epoch_steps * self.accumulate)
+        while True:
+            began = time.perf_counter()
+            seed_torch("samples", self.seed, self.rank, step)
+            loaded = [
+                Loaded(batch, samples, self.weigh(batch) if self.weigh else samples)
+                for samples, batch in islice(batches, self.accumulate)
+            ]
+            self.waited = time.perf_counter() - began
+            yield loaded
+            step += 1
+
+    def filled(self, loaded: list[Loaded]) -> list[Loaded]:
+        """Return a step's batches, with spare ones of weight zero where this rank has too few.
+
+        Its shards were shorter. It takes part in each forward and backward pass, at which ranks may
+        meet, so that the others need not stop.
+        """
+        if not self.batches.uneven:
+            return loaded
+        return loaded + [Loaded(self.batches.last, 0, 0)] * (self.accumulate - len(loaded))
+
+
+def sizes(loaded: list[Loaded]) -> tuple[int, int]:
+    """Return the samples and the weight of a step's batches."""
+    return sum(each.samples for each in loaded), sum(each.weight for each in loaded)
