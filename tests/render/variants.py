@@ -162,15 +162,16 @@ ALWAYS = (
 )
 # Rooms of src/<package>/, and the modules in them that every project has.
 ROOMS = {
-    "": "__init__ __main__ data evaluate figures finish inference learner model run_logger settings "
-    "torchrun train",
+    "": "__init__ __main__ data evaluate figures finish inference learner model run_logger "
+    "settings torchrun train",
     "core/": "__init__ config errors filesystem nested",
     "core/checkpoint/": "__init__ dcp restore store writer",
     "core/loading/": "__init__ batches seeds steps stream workers",
     "core/output/": "__init__ log metrics provenance record run_lock status system",
     "core/ranks/": "__init__ consistency device dtensor environment process_group signals slurm "
     "step_totals strategy world",
-    "core/training/": "__init__ checkpointing checks ema networks optimizer position schedule sums update",
+    "core/training/": "__init__ checkpointing checks ema networks optimizer position schedule sums "
+    "update",
     "tracking/": "__init__ dispatch",
     "tools/": "__init__ export predict runs",
     "tools/check_comm/": "__init__ channel examine operations roll_call timing",
