@@ -21,7 +21,7 @@ def main(answers_file: str, question: str, old: str, new: str) -> int:
         answers[question] = [new if choice == old else choice for choice in answer]
     elif answer == old:
         answers[question] = new
-    # Its comment comes back with the update, which writes this file anew.
+    # Its comment comes back with the update, which writes this file again.
     file.write_text(yaml.safe_dump(answers, allow_unicode=True, sort_keys=False), "utf-8")
     return 0
 

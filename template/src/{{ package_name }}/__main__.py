@@ -219,7 +219,7 @@ def main() -> None:
             print(
                 f"error: there is no module {error.name}: if it is of this project's environment, "
                 "'make setup' completes that; where this does not help, 'make clean-env setup' "
-                "makes it anew",
+                "makes it again",
                 file=sys.stderr,
             )
         else:

@@ -21,9 +21,8 @@ from .core.config import Settings
 from .core.errors import UsageError
 from .core.filesystem import set_aside, write_atomically
 from .core.output import provenance
-from .core.output import status as heartbeat
 from .core.output.metrics import JsonLines
-from .core.output.status import Status
+from .core.output.status import Status, StatusFile
 from .core.ranks.dtensor import full_tensor
 from .core.ranks.environment import srun_step
 from .core.ranks.world import World
@@ -63,7 +62,7 @@ def with_run_dir(settings: Settings, world: World) -> Settings:
     # Milliseconds: two runs that a loop starts must not share a folder.
     name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
     if step := srun_step(os.environ):
-        # The second training in one allocation; a requeued job counts its steps anew.
+        # The second training in one allocation; a requeued job counts its steps from zero again.
         name += f".{step}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
@@ -102,7 +101,7 @@ class RunLogger:
         self.folder = Path(str(settings.run_dir))
         facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
         if self.active:
-            self.heartbeat.state |= {"best_metric": best[0], "best_direction": best[1]}
+            self.status.state |= {"best_metric": best[0], "best_direction": best[1]}
         run = described(settings, facts, resume_step, world.rank)
         tracked = trackers if self.active or settings.track_all_ranks else []
         self.trackers = Trackers(tracked, run, self.lines.earlier if self.active else ())
@@ -123,7 +122,7 @@ class RunLogger:
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
                 "with --run-dir or --run-root"
             ) from None
-        self.heartbeat = heartbeat.StatusFile(self.folder / "status.json", resume_step)
+        self.status = StatusFile(self.folder / "status.json", resume_step)
         return facts
 
     @property
@@ -178,7 +177,7 @@ class RunLogger:
             return
         self.lines.write(step, now, values)
         self.trackers.log_metrics(values, step, now)
-        self.heartbeat.beat(step, progress)
+        self.status.update(step, progress)
         shown = (f"{name} {value:.5g}" for name, value in values.items() if not quiet(name))
         with tqdm.external_write_mode():
             log.info("step %d  %s", step, "  ".join(shown))
@@ -186,7 +185,7 @@ class RunLogger:
     def best(self, score: float | None, step: int) -> None:
         """Note the best validation so far, for `runs` and sweeps."""
         if self.active:
-            self.heartbeat.state |= {"best_score": score, "best_step": step}
+            self.status.state |= {"best_score": score, "best_step": step}
 
     def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
         """Keep pictures as files, and show them to the trackers."""
@@ -245,11 +244,11 @@ class RunLogger:
             with suppress(OSError):
                 text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
                 self.trackers.log("text", "log", text, step)
-            self.heartbeat.end(status, error, step)
+            self.status.end(status, error, step)
         self.trackers.finish(status, error)
         if self.active:
             if self.trackers.failed:
-                self.heartbeat.end(status, error, step, self.trackers.failed)
+                self.status.end(status, error, step, self.trackers.failed)
             self.lines.close()
             logging.getLogger().removeHandler(self.log)
 

@@ -19,7 +19,7 @@ import tyro
 
 from ..core.errors import UsageError, printable
 from ..core.filesystem import in_range, read_lines, read_object
-from ..core.output import status as heartbeat
+from ..core.output.status import KINDS
 from ..core.ranks import slurm
 from ..settings import Settings
 from . import program
@@ -140,7 +140,7 @@ def _state(folder: Path) -> dict[str, Any]:
     newest = max(written, default=0.0)
     state = {"status": status, "job": None, "updated": newest, "expect_next_in": math.inf}
     try:
-        return state | read_object(folder / "status.json", heartbeat.KINDS)
+        return state | read_object(folder / "status.json", KINDS)
     except FileNotFoundError:
         return state
     except OSError as error:

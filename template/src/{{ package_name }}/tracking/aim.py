@@ -49,7 +49,7 @@ class Tracker(Backend):
 
     def __init__(self, run: Run) -> None:
         repo = opened(run)
-        # A run that someone deleted, or that is in another repository, begins anew.
+        # A run that someone deleted, or that is in another repository, starts again from nothing.
         known = run.run_id if run.run_id and repo.run_exists(run.run_id) else None
         shared = None if known or repo.is_remote_repo else Path(repo.path)
         with alone(shared) if shared else nullcontext():

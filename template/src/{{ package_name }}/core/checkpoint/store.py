@@ -202,7 +202,7 @@ def patiently(read: Callable[[], T], path: Path) -> T:
     """Return what a function reads; try again a little where the disk or the network fails.
 
     Raises:
-        UsageError: it goes on failing. That is no damage: nothing may be started anew for it.
+        UsageError: it goes on failing. That is no damage: no run may start again for it.
     """
     for wait in WAITS:
         try:

@@ -5,7 +5,7 @@ of them held stays locked in the copy. So workers are forked from a helper witho
 fork server of Python's multiprocessing; each rank that loads with workers has its own.
 
 Slurm signals every process of a step, and what to do then is for the ranks to decide. Helpers and
-workers are deaf, from their first instant on.
+workers ignore signals from the moment they start.
 """
 
 import multiprocessing
@@ -68,7 +68,7 @@ def _start_fork_server(module: str) -> None:
 
 
 def _begin(_worker: int) -> None:
-    """Make this process, a new loading worker, deaf to signals, and leave when its rank does."""
+    """Let this process, a new loading worker, ignore signals, and end when its rank does."""
     ignore_signals()
     threading.Thread(target=_leave_with_rank, daemon=True).start()
 

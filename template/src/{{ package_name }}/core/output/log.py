@@ -24,7 +24,7 @@ def set_up_logging(world: World, all_ranks: bool) -> None:
     if world.is_main:
         # Keeps what is said until the run folder has a file for it (report.py).
         logging.getLogger().addHandler(MemoryHandler(capacity=0))
-    # It tells of its fonts.
+    # It logs the fonts that it finds.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
 
 

@@ -66,7 +66,7 @@ class Meter:
         self.since += seconds
 
     def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the means over all ranks, and this rank's own; begin anew.
+        """Return the means over all ranks, and this rank's own; start again from zero.
 
         Every rank must call this.
         """

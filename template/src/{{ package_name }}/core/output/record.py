@@ -158,7 +158,7 @@ class Store:
                     self.numbers[name] = (how, before + value, weights + weight)
 
     def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the numbers over all ranks, and this rank's own; begin anew.
+        """Return the numbers over all ranks, and this rank's own; start again from zero.
 
         Every rank must call this.
         """

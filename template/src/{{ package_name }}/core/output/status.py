@@ -68,7 +68,7 @@ class StatusFile:
         }
         self._write()
 
-    def beat(self, step: int, progress: float) -> None:
+    def update(self, step: int, progress: float) -> None:
         """Note that the run has come to a step."""
         now = time.time()
         self.longest, self.last = max(self.longest, now - self.last), now

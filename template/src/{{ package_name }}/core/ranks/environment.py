@@ -1,4 +1,4 @@
-"""Who am I? As torchrun, srun or nobody says, in the environment."""
+"""This rank and the world size, read from the environment that torchrun or srun sets."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass

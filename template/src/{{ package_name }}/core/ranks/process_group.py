@@ -89,8 +89,8 @@ def lost_ranks_named(rank: int, timeout: int) -> Iterator[None]:
         here = f"rank {rank} on {socket.gethostname()}"
         if any(sign in str(error) for sign in ("Timed out waiting", "Application timeout")):
             raise LostRankError(
-                f"{here} waited {timeout} s in vain for another rank: look above for what that one "
-                "said last, and whether --timeout is long enough"
+                f"{here} waited {timeout} s for another rank, which did not answer: look above for "
+                "what that one said last, and whether --timeout is long enough"
             ) from None
         if any(sign in str(error) for sign in ("peer", "gloo/transport")):
             raise LostRankError(

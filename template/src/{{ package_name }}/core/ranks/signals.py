@@ -1,6 +1,6 @@
 """From a signal to a note that all ranks act on at the same step.
 
-A handler only notes the signal. The ranks compare notes between steps (votes.py) and leave
+A handler only notes the signal. The ranks tell each other between steps (step_totals.py) and leave
 together: saving inside a handler, or on one rank alone, hangs or corrupts.
 """
 
@@ -43,6 +43,6 @@ class StopRequest:
 
 
 def ignore_signals() -> None:
-    """Make this process deaf: a loading worker, since the rank decides; a rank that is done."""
+    """Ignore signals: in a loading worker, since the rank decides; in a rank that is done."""
     for number in StopRequest.SIGNALS:
         signal.signal(number, signal.SIG_IGN)

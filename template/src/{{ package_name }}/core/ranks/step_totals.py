@@ -1,9 +1,9 @@
-"""What ranks ask each other before a step: must anybody stop, and how many samples has it?
+"""Sums over all ranks before a step: was any rank asked to stop, and how many samples has it?
 
 Samples say where the training is, weights how much batches count in the mean of the step.
 
-The answer travels while the step before is computed, and still costs a step of ten milliseconds a
-twentieth of its time. So ranks that all have equally many samples vote on every tenth step alone,
+The sums are computed while the step before is, and still cost a step of ten milliseconds a
+twentieth of its time. So ranks that all have equally many samples sum on every tenth step alone,
 as long as steps are short.
 """
 
@@ -17,7 +17,7 @@ APART = 10  # steps: also how many a signal may wait for, should they suddenly b
 
 
 class StepTotals:
-    """The votes on the steps of one epoch.
+    """The sums of the steps of one epoch.
 
     Every rank calls `begin` for the step after this one, takes this one, and then asks for the
     `result`, once.
@@ -26,24 +26,24 @@ class StepTotals:
         world: the ranks.
         stop: whether this one was asked to stop.
         step: steps taken by now.
-        uneven: whether ranks may have different samples or weights, so that each step needs a vote.
+        uneven: whether ranks may have different samples or weights, so that each step needs them.
     """
 
     def __init__(self, world: World, stop: StopRequest, step: int, uneven: bool) -> None:
         self.world, self.stop = world, stop
         self.all_needed = uneven or world.size == 1  # alone, asking costs nothing
-        self.to_pass = 0  # steps without a vote that are still to come
+        self.to_pass = 0  # steps without sums that are still to come
         self.last_step, self.last_time = step, time.perf_counter()
         self.samples, self.weight = 0, 0
         self.sum: Sum | None = None
 
     def begin(self, step: int, samples: int, weight: int) -> None:
-        """Start the vote on the next step, or let it pass without one.
+        """Start the sums of the next step, or let it pass without them.
 
         Args:
             step: steps taken by now.
-            samples: of this rank in the step that the vote is on; 0 at the end of its epoch, where
-                there always is one. Other ranks have as many, unless they are uneven.
+            samples: of this rank in that step; 0 at the end of its epoch, where
+                there always are sums. Other ranks have as many, unless they are uneven.
             weight: of these samples.
         """
         self.samples, self.weight, self.sum = samples, weight, None
@@ -59,7 +59,7 @@ class StepTotals:
             return False, self.samples * self.world.size, self.weight * self.world.size
         began = time.perf_counter()
         stops, samples, weight, short = self.sum.result()
-        # A slow vote must not make steps look long, and so votes more frequent.
+        # Slow sums must not make steps look long, and so sums more frequent.
         self.last_time += time.perf_counter() - began
         # Decided by what all ranks know alike: one that went by its own clock would be alone.
         if short == self.world.size and not self.all_needed:
@@ -67,7 +67,7 @@ class StepTotals:
         return stops > 0, samples, weight
 
     def _steps_are_short(self, step: int) -> bool:
-        """Return whether those since the last vote were, on this rank."""
+        """Return whether those since the last sums were, on this rank."""
         now = time.perf_counter()
         taken, seconds = step - self.last_step, now - self.last_time
         self.last_step, self.last_time = step, now

@@ -1,6 +1,6 @@
 """Which server runs where: a file for each job, in a folder that is the user's alone.
 
-`monitor start` writes it when it has submitted the job, and the job writes it anew once its server
+`monitor start` writes it when it has submitted the job, and the job writes it again once its server
 answers. The job removes it at its end; one that is left by a job that is gone is stale.
 """
 
@@ -123,12 +123,12 @@ class Records:
         except FileNotFoundError:
             return None
 
-    def write(self, record: Record, anew: bool = True) -> None:
-        """Write a record, so that readers see all of it; not `anew`: unless there is one."""
+    def write(self, record: Record, create: bool = True) -> None:
+        """Write a record, so that readers see all of it; without `create`, only if there is one."""
         path = self.folder / f"{record.job}.json"
         text = json.dumps(dataclasses.asdict(record), indent=2)
         fresh = self.write_secret(f"{record.job}.{os.getpid()}.tmp", text + "\n")
-        if anew:
+        if create:
             fresh.replace(path)
         else:
             with suppress(FileExistsError):

@@ -60,7 +60,7 @@ def submitted(
             log=log_of(job_name, job),
             **bound,
         )
-        records.write(record, anew=False)
+        records.write(record, create=False)
     print(f"{record.title}: submitted as job {job}", flush=True)
     return record
 

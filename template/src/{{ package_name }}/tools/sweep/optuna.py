@@ -221,7 +221,7 @@ def report(study: optuna.Study, folder: Path, metric: str) -> int:
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if not running:
             log.error(
-                "all trials failed: mend what they say, and raise --trials or name another --study"
+                "all trials failed: fix what they report, and raise --trials or name a new --study"
             )
         return 0 if running else 1
     best = study.best_trial
