@@ -88,7 +88,7 @@ def example(
 
 
 @pytest.fixture(scope="module")
-def full_tensor(
+def whole(
     example: tuple[Path, Sequence[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Job]:
     """Its run without a stop, by the number of ranks."""
