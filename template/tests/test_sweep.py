@@ -13,7 +13,7 @@ def test_a_sweep_trains_each_trial_in_a_folder_of_its_own(
     package: Callable[[str], ModuleType],
     tmp_path: Path,
 ) -> None:
-    train = [sys.executable, "-m", package("config").__package__, "train", "--trackers=none"]
+    train = [sys.executable, "-m", package("settings").__package__, "train", "--trackers=none"]
     search = ["--trials=2", f"--run-root={tmp_path}", "--dataset=synthetic", "--device=cpu"]
     (sweep,) = start(1, *search, "--max-steps=10", "--", *train, command="sweep")
     assert sweep.wait(timeout=5 * 60) == 0

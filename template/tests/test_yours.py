@@ -29,13 +29,13 @@ class Yours(NamedTuple):
 def yours(package: Package) -> Yours:
     """Your learner, built as the settings in configs/train.yaml say, on the synthetic set."""
     here = {"dataset": "synthetic", "device": "cpu", "compile": False}
-    settings = dataclasses.replace(package("config").load_yaml(CONFIG), **here)
-    world = package("distributed").World(
+    settings = dataclasses.replace(package("settings").Settings.from_yaml(CONFIG), **here)
+    world = package("core.ranks.world").World(
         0, 1, 0, "none", torch.device("cpu"), None, ("here",), None
     )
     torch.manual_seed(settings.seed)
     learner = package("learner").model_class()(settings)
-    networks = package("networks").Networks(learner, settings, world)
+    networks = package("core.training.networks").Networks(learner, settings, world)
     return Yours(learner, networks, package("data").load(settings), settings, world)
 
 
@@ -43,9 +43,9 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
     package: Package, yours: Yours
 ) -> None:
     learner, networks, datasets, settings, world = yours
-    sharding, update = package("sharding"), package("update")
-    batches = sharding.TrainBatches(datasets.train, 8, 0, 1, settings.seed, workers=0, pin=False)
-    meter = package("metrics").Meter(world.device, learner.unit)
+    batches, update = package("core.loading.batches"), package("core.training.update")
+    batches = batches.TrainBatches(datasets.train, 8, 0, 1, settings.seed, workers=0, pin=False)
+    meter = package("core.output.metrics").Meter(world.device, learner.unit)
     loop = update.Loop(networks, settings, world, meter, lambda: None)
     left = {
         f"{network}.{name}": parameter
@@ -72,14 +72,14 @@ def test_the_metric_that_decides_the_best_checkpoint_is_measured(
     package: Package, yours: Yours
 ) -> None:
     learner, networks, datasets, settings, world = yours
-    package("evaluation").Evaluator(learner, networks, settings, world).check(datasets.validation)
+    package("evaluate").Evaluator(learner, networks, settings, world).check(datasets.validation)
 
 
 def test_each_sample_has_a_prediction_that_json_can_have(package: Package, yours: Yours) -> None:
     learner, networks, datasets, _, world = yours
-    batch = next(package("sharding").evaluation_batches(datasets.test, range(3), 3, 0))
-    mode = package("evaluation").evaluation_mode
+    batch = next(package("core.loading.batches").evaluation_batches(datasets.test, range(3), 3, 0))
+    mode = package("evaluate").evaluation_mode
     with torch.no_grad(), mode(networks.evaluated, world):
         found = learner.predict(networks.view(networks.evaluated), batch)
-    lines = [json.dumps(learner.describe(each)) for each in package("nested").split(found, 3)]
+    lines = [json.dumps(learner.describe(each)) for each in package("core.nested").split(found, 3)]
     assert len(lines) == 3

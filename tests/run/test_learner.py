@@ -212,6 +212,34 @@ class Unused(Regression):
         return torch.optim.SGD(network.parameters(), lr=self.settings.lr)
 
 
+class Memory(nn.Module):
+    """State without parameters."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(size))
+
+
+class Remembering(Regression):
+    """Beside its network there is one that has a buffer alone."""
+
+    def build(self):
+        return {"network": super().build(), "memory": Memory(self.settings.outputs)}
+
+    def optimizers(self, networks):
+        return super().optimizers(networks["network"])
+
+    def loss(self, networks, batch):
+        networks["memory"].seen += 1
+        return super().loss(networks["network"], batch)
+
+    def measure(self, networks, batch):
+        return super().measure(networks["network"], batch)
+
+    def predict(self, networks, batch):
+        return networks["network"](batch["x"])
+
+
 class Different(Regression):
     """Ranks measure what the others do not."""
 
@@ -487,6 +515,18 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     torch.save([1], tmp_path / "list.pt")
     wrong = train(learners, tmp_path / "none", 1, f"--init-from={tmp_path}/list.pt")
     check_error(wrong, "list.pt has no weights: give a run folder")
+
+
+def test_a_network_may_have_buffers_alone(learners: Path, alone: Job, tmp_path: Path) -> None:
+    flags = ("--ema=0.9", "--max-steps=3")
+    job = train(learners, tmp_path / "run", 2, *flags, KIND="Remembering")
+    assert state(job)["networks"]["memory"]["seen"].item() == 3
+    assert state(job)["averages"]["memory"]["seen"].item() == 3
+    # One that an older checkpoint lacks, or has of another shape, is left as it was built.
+    start = (f"--init-from={job.run_dir}", "--init-partial", "--max-steps=3", "--outputs=2")
+    wider = train(learners, tmp_path / "wider", 1, *start, KIND="Remembering")
+    assert "memory keeps its own initial values of: seen" in wider.log
+    assert wider.summary["global_step"] == 3
 
 
 def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> None:

@@ -79,7 +79,16 @@ class Evaluator:
         name = best[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metrics that need more samples than these
-            found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
+            try:
+                found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
+            except UsageError:
+                raise
+            except Exception:
+                log.error(
+                    "this failed in an evaluation of one sample on each rank, which is made before "
+                    "the first step: metrics must bear so few"
+                )
+                raise
         if name not in found:
             raise UsageError(
                 f"best in model.py is {name}, but the metrics are {', '.join(found)}: let measure "
@@ -197,6 +206,7 @@ def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[
         for each, mode in modes:
             each.training = mode
         for network in networks:
-            if hasattr(network, "reshard"):
-                # FSDP keeps the outermost parameters whole, for a backward pass.
-                network.reshard()
+            # FSDP keeps the outermost parameters whole, for a backward pass.
+            reshard: Any = getattr(network, "reshard", None)
+            if reshard:
+                reshard()

@@ -110,5 +110,10 @@ def for_use(path: Path, device: str, data_dir: str | None) -> Settings:
     """Return the settings of a checkpoint's run, for another place than that of the training."""
     config = path.parent.parent / "config.yaml"
     settings = Settings.from_yaml(config)
-    own = {"device": device, "backend": "auto", "world_size": None, "strategy": "ddp"}
+    own: dict[str, Any] = {
+        "device": device,
+        "backend": "auto",
+        "world_size": None,
+        "strategy": "ddp",
+    }
     return dataclasses.replace(settings, **own, data_dir=data_dir or settings.data_dir)

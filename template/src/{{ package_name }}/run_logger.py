@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from tqdm import tqdm
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Own = TypeVar("Own", bound=Settings)
+
 QUIET = ("system/", "train/data_seconds")  # metrics that would only clutter the log
 
 
-def with_run_dir(settings: Settings, world: World) -> Settings:
+def with_run_dir(settings: Own, world: World) -> Own:
     """Return the settings with a run folder; every rank calls this and gets the same one.
 
     A requeued job keeps its id, and so finds its folder again. Each task of an array is a run of
@@ -206,8 +208,8 @@ class RunLogger:
                 if tensor is not None:
                     values = full_tensor(tensor.detach())
                     if self.active:
-                        values = values.float().cpu().numpy().ravel()
-                        self.trackers.log("histogram", f"{what}/{name}", values, step)
+                        array = values.float().cpu().numpy().ravel()
+                        self.trackers.log("histogram", f"{what}/{name}", array, step)
 
     def flush(self) -> None:
         """Make what was recorded so far outlive the process."""
@@ -277,7 +279,7 @@ def log_to(path: Path) -> logging.Handler:
     """Append what is logged to a file, too, and what was logged before; a full disk loses some."""
     file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    file.handleError = lambda _record: None  # type: ignore[method-assign]
+    file.handleError = lambda record: None  # type: ignore[method-assign]
     (memory,) = (each for each in logging.getLogger().handlers if isinstance(each, MemoryHandler))
     memory.setTarget(file)
     memory.flush()

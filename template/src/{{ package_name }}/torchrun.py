@@ -1,9 +1,9 @@
 """torchrun, as we need it: `python -m <package>.torchrun [torchrun's options] -m <package> train`.
 
-It differs in three ways. It passes USR2 on to the ranks, which Slurm sends before the time limit,
-to every process of a step or to the first alone; torchrun itself would die of it. After TERM or
-INT, which it passes on, it gives the ranks time to save. And its exit code is that of the ranks, so
-that the batch script can tell 75 (stopped, run me again) from a failure.
+It differs in three ways. It passes USR1 and USR2 on to the ranks, which Slurm sends before the
+time limit, to every process of a step or to the first alone; torchrun itself would die of them.
+After TERM or INT, which it passes on, it gives the ranks time to save. And its exit code is that of
+the ranks, so that the batch script can tell 75 (stopped, run me again) from a failure.
 """
 
 import signal
@@ -27,6 +27,7 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
 def run() -> None:
     """Run torchrun with this process's arguments."""
     if hasattr(signal, "SIGUSR2"):  # not on Windows
+        signal.signal(signal.SIGUSR1, _pass_on)
         signal.signal(signal.SIGUSR2, _pass_on)
     # Only now: the import takes a second, in which the signal may come.
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
@@ -43,7 +44,7 @@ def run() -> None:
         handlers = getattr(context, "subprocess_handlers", {})
         codes.update(handler.proc.returncode for handler in handlers.values())
 
-    PContext.close = close_and_note
+    PContext.close = close_and_note  # type: ignore[method-assign,assignment]
     code = 0
     try:
         main()

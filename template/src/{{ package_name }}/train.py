@@ -81,8 +81,11 @@ class Trainer:
         )
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
         refuse_different_samples("training", self.batches.samples, world)
-        refuse_different_samples("validation", len(self.datasets.validation), world)
-        refuse_different_samples("test", len(self.datasets.test), world)
+        for name, dataset in (
+            ("validation", self.datasets.validation),
+            ("test", self.datasets.test),
+        ):
+            refuse_different_samples(name, len(dataset), world)  # type: ignore[arg-type]
         if not self.batches.samples and not settings.max_steps:
             raise UsageError("the training set does not say its length: set --max-steps")
         torch.manual_seed(settings.seed)

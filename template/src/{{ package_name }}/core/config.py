@@ -209,7 +209,8 @@ class Settings:
             raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
-        keys = [key.value for key, _ in yaml.compose(text).value] if values else []
+        composed: Any = yaml.compose(text)
+        keys = [key.value for key, _ in composed.value] if values else []
         for key in keys:
             if keys.count(key) > 1:
                 raise UsageError(f"{path} has '{key}' twice: leave one of the lines")

@@ -1,6 +1,7 @@
 """Batches and predictions of any nesting: tensors in tuples, lists and dictionaries."""
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def split(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
         samples: how many there are.
     """
     for number in range(samples):
-        yield map_tensors(lambda tensor, row=number: tensor[row], value)
+        yield map_tensors(itemgetter(number), value)
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401

@@ -232,8 +232,8 @@ def table(runs: Sequence[Run], now: float) -> str:
                 run.note,
             )
         )
-    rows = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     right = (2, 3)  # columns of numbers
     return "\n".join(
         "  ".join(

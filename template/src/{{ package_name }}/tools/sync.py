@@ -152,7 +152,7 @@ def complete(backend: Backend, directory: Path, step: int) -> None:
     for path in sorted((directory / "figures").glob("*.png")):
         if found := re.fullmatch(r"(\w+)-(\w+)-(\d+)", path.stem):
             try:
-                image = np.uint8(matplotlib.image.imread(path)[..., :3] * 255)
+                image = (matplotlib.image.imread(path)[..., :3] * 255).astype(np.uint8)
             except (SyntaxError, ValueError, OSError):
                 log.warning("%s is damaged, and left out", path)
                 continue

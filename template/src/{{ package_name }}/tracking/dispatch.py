@@ -143,7 +143,7 @@ class _Thread(threading.Thread):
         self,
         name: str,
         run: Run,
-        earlier: list[Mapping[str, Any]],
+        earlier: Sequence[Mapping[str, Any]],
         started: Callable[[str, str], None],
     ) -> None:
         super().__init__(name=name, daemon=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import wandb
@@ -61,7 +62,7 @@ class Tracker(Backend):
         )
         if run.rank:
             (run.directory / f"wandb-rank{run.rank}").mkdir(exist_ok=True)
-        mode = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
         if mode == "offline" and not online:
             log.info("W&B: WANDB_API_KEY is not set, so this run is offline; sync sends it later")
         try:

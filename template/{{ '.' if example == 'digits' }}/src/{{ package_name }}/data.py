@@ -1,8 +1,8 @@
 """The datasets: training, validation, test. This file is yours: put your own in its place.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-sharding.py says which suits what. A batch is what `collate` makes of samples, or PyTorch's own way
-to stack them; model.py gets it as it is. Evaluation sets are map-style.
+core/loading/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
+way to stack them; model.py gets it as it is. Evaluation sets are map-style.
 """
 
 from collections.abc import Iterator, Sequence

@@ -35,7 +35,9 @@ def confusion_matrix(counts: Tensor) -> Figure:
         for predicted in classes:
             if number := int(counts[true, predicted]):
                 color = "white" if shares[true, predicted] > 0.5 else "black"
-                axes.text(predicted, true, number, ha="center", va="center", color=color, size=8)
+                axes.text(
+                    predicted, true, str(number), ha="center", va="center", color=color, size=8
+                )
     return figure
 
 

@@ -14,7 +14,7 @@ import urllib.request
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -95,6 +95,13 @@ def stored(path: Path) -> Path:
     return path if path.exists() else path.with_name(path.name + ".gz")
 
 
+class Readable(Protocol):
+    """A file, or the answer of a server."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most so many bytes."""
+
+
 def unpacked(path: Path) -> bytes:
     """Return the content of a file, unpacked if its name ends in .gz.
 
@@ -105,7 +112,7 @@ def unpacked(path: Path) -> bytes:
         return limited(file)
 
 
-def limited(file: BinaryIO) -> bytes:
+def limited(file: Readable) -> bytes:
     """Return what a file holds.
 
     Raises:

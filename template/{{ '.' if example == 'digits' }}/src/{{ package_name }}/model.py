@@ -28,7 +28,7 @@ class Network(nn.Module):
             nn.Linear(64 * 3 * 3, 10),
         )
         # Channels last is the layout that convolutions are fastest in, on CPU and GPU.
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images.contiguous(memory_format=torch.channels_last))

@@ -1,6 +1,7 @@
 """The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +104,7 @@ class Model(Learner):
     def optimizers(self, network: nn.Module) -> torch.optim.Optimizer:
         matrices = {m.weight for m in network.modules() if isinstance(m, nn.Linear)}
         others = [each for each in network.parameters() if each not in matrices]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [each for each in network.parameters() if each in matrices]},
             {"params": others, "weight_decay": 0.0},  # embeddings, and what normalizes
         ]

@@ -1,7 +1,7 @@
 """Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
 
-This file is yours. What every training has is in config.py; a field of the same name here gives it
-another default.
+This file is yours. What every training has is in core/config.py; a field of the same name here
+gives it another default.
 """
 
 from dataclasses import dataclass

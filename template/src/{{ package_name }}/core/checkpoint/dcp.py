@@ -140,7 +140,8 @@ class _Reader(dcp.FileSystemReader):
     """Reads the list from JSON."""
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:  # noqa: ANN401
-        tensors, stored = {}, {}
+        tensors: dict[str, Any] = {}
+        stored = {}
         for name, (dtype, size, parts) in _read_list(Path(self.path)).items():
             chunks = []
             for file, start, length, offset, part_size in parts:

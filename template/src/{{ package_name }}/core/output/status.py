@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..filesystem import write_atomically
 
@@ -53,7 +53,7 @@ class StatusFile:
         self.path = path
         self.started = self.last = self.written = time.time()
         self.longest = 0.0
-        self.state = {
+        self.state: dict[str, Any] = {
             "status": "running",
             "error": None,
             "step": step,

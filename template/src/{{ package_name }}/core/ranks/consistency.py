@@ -30,8 +30,8 @@ def refuse_different_samples(name: str, samples: int | None, world: World) -> No
     if most != -fewest:
         raise UsageError(
             f"the {name} set has {samples} samples on rank {world.rank}, and from {-fewest:.0f} "
-            f"to {most:.0f} on all: data.py must return the same on each, which sharding.py shares "
-            "out"
+            f"to {most:.0f} on all: data.py must return the same on each, and "
+            "core/loading shares it out"
         )
     if samples == 0:
         raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")

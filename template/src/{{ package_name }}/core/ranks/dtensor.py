@@ -13,12 +13,12 @@ def is_dtensor(value: Any) -> bool:  # noqa: ANN401 - whatever a checkpoint may 
     return hasattr(value, "full_tensor")
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
     """Return all of a tensor of which ranks may have a part each; every rank must call this."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
-def distribute_like(tensor: Tensor, like: Tensor | None) -> Tensor:
+def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - as is_dtensor
     """Return this rank's part of a tensor that each rank has, cut as another one is.
 
     Where that other one is no part, or of another shape, it is the tensor itself.

@@ -1,7 +1,7 @@
 """How the network is spread over the ranks: a copy on each (DDP), or a part of it (FSDP).
 
 All that differs in training is here. Under FSDP, parameters, gradients and the optimizer have
-parts (parts.py).
+parts (dtensor.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +38,8 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
         _shard(network, units, settings, world)
     network.to(world.device)
     trained = any(parameter.requires_grad for parameter in network.parameters())
-    called = torch.compile(network) if settings.compile and trained else network
+    compiled = settings.compile and trained
+    called: Any = torch.compile(network) if compiled else network
     if settings.strategy == "ddp" and world.size > 1 and trained:
         called = _replicate(called, settings.find_unused_parameters)
     return called
@@ -51,13 +52,14 @@ def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel
     """
     # torch 2.13 renamed the option.
     new, old = "forward_sync_buffers", "broadcast_buffers"
-    option = new if new in signature(DistributedDataParallel).parameters else old
+    known = signature(DistributedDataParallel).parameters
+    options: dict[str, Any] = {new if new in known else old: False}
     called = _Called(network)
     replica = DistributedDataParallel(
         called,
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused,
-        **{option: False},
+        **options,
     )
     replica().backward()
     replica.zero_grad()

@@ -47,7 +47,7 @@ class World:
             dist.all_reduce(values, group=self.control)
         return values
 
-    def _reduce(self, values: list[float], operation: dist.ReduceOp) -> list[float]:
+    def _reduce(self, values: list[float], operation: Any) -> list[float]:  # noqa: ANN401 - RedOpType
         if self.size == 1 or not values:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)  # in which counts stay exact

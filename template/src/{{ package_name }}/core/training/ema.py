@@ -28,11 +28,12 @@ class Average:
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, average in self.networks.items():
             network = networks[name]
-            pairs = zip(average.parameters(), network.parameters(), strict=True)
-            ours, theirs = zip(*((_local(a), _local(p)) for a, p in pairs), strict=True)
-            torch._foreach_lerp_(ours, theirs, 1 - decay)
-            for ours, theirs in zip(average.buffers(), network.buffers(), strict=True):
-                ours.copy_(theirs)
+            ours = [_local(each) for each in average.parameters()]
+            theirs = [_local(each) for each in network.parameters()]
+            if ours:  # a network may have buffers alone
+                torch._foreach_lerp_(ours, theirs, 1 - decay)
+            for mine, buffer in zip(average.buffers(), network.buffers(), strict=True):
+                mine.copy_(buffer)
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -209,6 +209,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     path, states = weights(Path(source))
     if len(states) == len(modules) == 1:
         states = dict(zip(modules, states.values(), strict=True))
+    taken = 0
     for name, module in modules.items():
         mine, theirs = module.state_dict(), states.get(name, {})
         fitting = {
@@ -218,7 +219,8 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
         }
         left = [key for key in mine if key not in fitting]
         misfits = [*left, *(key for key in theirs if key not in mine)]
-        if (misfits and not partial) or not fitting:
+        taken += len(fitting)
+        if misfits and not partial:
             raise UsageError(
                 f"init_from {path} does not fit {name} at {', '.join(misfits[:3])}"
                 f"{' and more' if len(misfits) > 3 else ''}: --init-partial takes what fits"
@@ -227,6 +229,8 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
         log.info("%s starts from %s: %d of %d tensors", name, path, len(fitting), len(mine))
         if left:
             log.info("%s keeps its own initial values of: %s", name, ", ".join(left))
+    if not taken:
+        raise UsageError(f"nothing in init_from {path} fits model.py: is it of another model?")
 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:

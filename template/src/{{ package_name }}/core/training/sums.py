@@ -65,7 +65,7 @@ class Sums:
 
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as float64 on the CPU, by one transfer from the device."""
-    device = next(reversed(tensors.values())).device
+    device = list(tensors.values())[-1].device
     exact = torch.float32 if device.type == "mps" else torch.float64  # mps has no other
     flat = torch.cat([each.to(device, exact).reshape(-1) for each in tensors.values()])
     parts = flat.cpu().double().split([each.numel() for each in tensors.values()])

@@ -94,7 +94,8 @@ class Pattern:
 
     def total(self, start: int, count: int) -> Tensor:
         """Return `count` elements of the sum of all ranks' messages, from `start` on."""
-        return self._repeat(sum(self._row().roll(-r) for r in range(self.size)), start, count)
+        rows = torch.stack([self._row().roll(-rank) for rank in range(self.size)])
+        return self._repeat(rows.sum(0), start, count)
 
     def _row(self) -> Tensor:
         return torch.arange(1009, device=self.device) ** 2 % 1009 % 3

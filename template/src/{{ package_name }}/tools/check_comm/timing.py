@@ -83,8 +83,10 @@ def compare(sizes: Sequence[int], channel: Channel) -> list[dict[str, Any]]:
         seconds = []
         for size in (sizes[0], sizes[-1]):
             sent, arrived = torch.zeros(2, max(size // 4, 1), device=channel.device)
-            call = partial(exchange, sent, arrived, peer, peer, channel)
-            seconds.append(rounds(nothing if peer is None else call, sent.nbytes, channel))
+            call: Callable[[], object] = nothing
+            if peer is not None:
+                call = partial(exchange, sent, arrived, peer, peer, channel)
+            seconds.append(rounds(call, sent.nbytes, channel))
         for a, b in turn:
             latency, duration = (typical([each[a], each[b]]) for each in seconds)
             pairs.append(

@@ -42,9 +42,9 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
         return
     controller = run("scontrol", "ping")
     if not re.search(r"\bUP\b", controller.stdout):
-        said = f"{controller.stdout}\n{controller.stderr}".split("\n")
-        said = [line for line in said if line.strip("* ")]
-        said = "; ".join([line for line in said if line.startswith("Slurmctld")] or said[-1:])
+        lines = f"{controller.stdout}\n{controller.stderr}".split("\n")
+        lines = [line for line in lines if line.strip("* ")]
+        said = "; ".join([line for line in lines if line.startswith("Slurmctld")] or lines[-1:])
         raise UsageError(f"its controller does not answer, so no job can be submitted: {said}")
     partitions = _partitions()
     yield Finding("ok", "Slurm", f"partitions {', '.join(partitions)}")
@@ -140,8 +140,8 @@ def _misfits(job: Script, name: str, partitions: dict[str, Partition]) -> Iterat
         hours = f"{partition.limit / 3600:g} hours"
         message = f"{job.options.time} is more than the {hours} that {name} allows: {cure}"
         yield Finding("error", "time limit", message)
-    count = re.match(r"\d+", job.options.nodes)
-    count = int(count[0]) if count else 1
+    asked = re.match(r"\d+", job.options.nodes)
+    count = int(asked[0]) if asked else 1
     if count > len(partition.states):
         message = f"{count} are more than the {len(partition.states)} of {name}: {cure}"
         yield Finding("error", "nodes", message)

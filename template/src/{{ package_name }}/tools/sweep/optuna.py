@@ -83,8 +83,8 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
             log.warning("%s was stopped; the same command goes on with it", run_dir.name)
             return EXIT_CODE
         conclude(trial, code, pruned, progress)
-        write(study, folder, flags.metric)
-    return EXIT_CODE if stop.received else report(study, folder, flags.metric)
+        write(study, folder, str(flags.metric))
+    return EXIT_CODE if stop.received else report(study, folder, str(flags.metric))
 
 
 def _with_metric(flags: Flags) -> Flags:
@@ -95,8 +95,9 @@ def _with_metric(flags: Flags) -> Flags:
         raise UsageError("--metric and --direction belong together: give both, or neither")
     from ...learner import model_class
 
-    metric, direction = model_class().best
-    return dataclasses.replace(flags, metric=metric, direction=f"{direction}imize")
+    metric, best = model_class().best
+    direction: Literal["maximize", "minimize"] = "maximize" if best == "max" else "minimize"
+    return dataclasses.replace(flags, metric=metric, direction=direction)
 
 
 def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:

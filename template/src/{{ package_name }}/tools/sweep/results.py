@@ -59,7 +59,7 @@ def picture(study: optuna.Study, metric: str) -> "Figure":
             choices = list(dict.fromkeys([*kind.choices, *values]))
             values = [choices.index(value) for value in values]
             axes.set_xticks(range(len(choices)), [str(choice) for choice in choices])
-        elif kind.log:
+        elif getattr(kind, "log", False):
             axes.set_xscale("log")
             axes.xaxis.set(
                 major_locator=LogLocator(subs=(1, 2, 5)),
@@ -96,9 +96,10 @@ def _show_best_so_far(
     axes: "Axes", trials: Sequence[FrozenTrial], direction: StudyDirection
 ) -> None:
     better = max if direction == StudyDirection.MAXIMIZE else min
-    numbers, best = [], []
+    numbers: list[int] = []
+    best: list[float] = []
     for trial in trials:
         if trial.state == TrialState.COMPLETE:
             numbers.append(trial.number)
-            best.append(better([trial.value, *best[-1:]]))
+            best.append(better([float(trial.value or 0), *best[-1:]]))
     axes.step(numbers, best, where="post", color="gray", label="best so far")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import yaml
 from optuna.distributions import (
@@ -27,7 +28,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
         raise UsageError(f"can't read the search space: {' '.join(str(error).split())}") from None
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")
-    space = {}
+    space: dict[str, BaseDistribution] = {}
     for name, spec in wanted.items():
         if name not in [field.name for field in dataclasses.fields(Settings)]:
             raise UsageError(f"{path}: unknown setting '{name}'; see train --help for all")
@@ -41,7 +42,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
                 space[name] = CategoricalDistribution(values)
             else:
                 whole = all(isinstance(value, int) for value in values)
-                kind = IntDistribution if whole else FloatDistribution
+                kind: Any = IntDistribution if whole else FloatDistribution
                 space[name] = kind(*values, log=spec.get("log", False))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(

@@ -107,11 +107,12 @@ class TrialLocks:
 
     def _jobs(self, wanted: set[str]) -> set[str] | None:
         """Return which of the jobs Slurm still has, None if it does not say."""
-        if not self.me["job"] or not wanted:
+        mine = str(self.me["job"] or "")
+        if not mine or not wanted:
             return None
         # Asked for ourselves too: the answer that does not have us is none.
         try:
-            known = set(jobs([self.me["job"], *wanted]))
+            known = set(jobs([mine, *wanted]))
         except UsageError:
             return None
         return known if self.me["job"] in known else None
@@ -142,5 +143,6 @@ def _is_silent(trial: FrozenTrial, run_dir: Path) -> bool:
         status = read_object(run_dir / "status.json", KINDS)
         until = status["updated"] + max(status["expect_next_in"], SILENCE)
     except (OSError, ValueError, KeyError):
-        until = trial.datetime_start.timestamp() + SILENCE
+        started = trial.datetime_start
+        until = (started.timestamp() if started else 0) + SILENCE
     return time.time() > until
