@@ -6,7 +6,7 @@ import symtable
 from pathlib import Path
 
 Problem = tuple[int, str, str, str]
-"""What can't be rewritten: line, old module, name, and what became of it."""
+"""What can't be rewritten: its new line, old module, name, and what became of it."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -26,6 +26,8 @@ class Imports:
         self.package, self.names, self.gone = package, names, gone
         self.moved: dict[str, list[str]] = {}
         for path, new in moved.items():
+            if not path.endswith(".py") or self._package(Path(path)) is None:
+                continue
             homes = [".".join(self._module(Path(each))) for each in new]
             self.moved[".".join(self._module(Path(path)))] = homes
         stay = {full.rpartition(".")[0] for full in names}
@@ -69,6 +71,13 @@ class Imports:
                 module = bound.get(node.value.id)
                 if module and self._place(module, node.attr) != (self.moved[module][0], node.attr):
                     problems.append((node.lineno, module, node.attr, self._hint(module, node.attr)))
+        longer = [
+            (start, new.count(b"\n") - data.count(b"\n", start, end)) for start, end, new in edits
+        ]
+        problems = [
+            (line + sum(by for start, by in longer if start < starts[line - 1]), *what)
+            for line, *what in problems
+        ]
         newline = b"\r\n" if b"\r\n" in data else b"\n"
         for start, end, new in sorted(edits, reverse=True):
             data = data[:start] + new.replace(b"\n", newline) + data[end:]
@@ -119,8 +128,9 @@ class Imports:
             if full in self.moved:
                 bound[each.asname or each.name] = full
             home = self._shown(place[0], now) if node.level else f"{self.package}.{place[0]}"
-            as_name = each.asname or (each.name if place[1] != each.name else "")
-            shown = f"{place[1]} as {as_name}" if as_name else place[1]
+            shown = place[1]
+            if (bound_as := each.asname or each.name) != shown or each.asname == each.name:
+                shown += f" as {bound_as}"
             groups.setdefault(home.removesuffix(".") if not node.level else home, []).append(shown)
         written = [
             f"{each.name} as {each.asname}" if each.asname else each.name for each in node.names

@@ -92,8 +92,8 @@ def _merge(imports: Imports, path: str, new: Path, mine: bytes, base: bytes) -> 
     was, told = imports.rewrite(base, Path(path), new)
     # All ends of lines are git's, and at the end the user's.
     edited, problems = imports.rewrite(mine.replace(b"\r\n", b"\n"), Path(path), new)
-    known = {problem[1:] for problem in told}
-    _name([problem for problem in problems if problem[1:] not in known], new)
+    known = {tuple(what) for _, *what in told}
+    _name([(0, *what) for _, *what in problems if tuple(what) not in known], new)
     sides = (edited, was, ours)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(number)) for number in range(3)]
@@ -103,7 +103,7 @@ def _merge(imports: Imports, path: str, new: Path, mine: bytes, base: bytes) -> 
         command = ["git", "merge-file", "-p", *labels, *map(str, files)]
         done = subprocess.run(command, capture_output=True)
         if done.returncode > 127:  # not the number of conflicts: git could not
-            files[0].replace(old := _free(path))
+            (old := _free(path)).write_bytes(mine)
             _say(f"{path}, which you edited, is now {new}; git can't merge them: see {old}")
             return
         if done.returncode:
@@ -140,7 +140,8 @@ def _free(path: str) -> Path:
 
 def _name(problems: list[Problem], file: Path) -> None:
     for line, module, name, hint in problems:
-        _say(f"{file}:{line}: {name} of {module} {hint}: change this by hand")
+        place = f"{file}:{line}" if line else str(file)
+        _say(f"{place}: {name} of {module} {hint}: change this by hand")
 
 
 def _lines(path: Path) -> bytes:
