@@ -44,8 +44,11 @@ def carried_on() -> set[str]:
         names.update(re.findall(r"(\w+) \| default\(", str(question.get("default", ""))))
     for migration in QUESTIONNAIRE["_migrations"]:
         _, script, _, *arguments = migration["command"]
-        if script.endswith("keep_edited.py"):
-            names.update(f"/{pattern}" for pattern in arguments)
+        if script.endswith("move_modules.py"):
+            table = yaml.safe_load((TEMPLATE / "hooks/migrations" / arguments[-1]).read_text())
+            for path, new in table["paths"].items():
+                if {f"/{each}" for each in new.split()} <= names_of_today():
+                    names.add(f"/{path}")
         if script.endswith("change_answer.py"):
             question, old, _ = arguments
             names.add(f"{question}: {old}")
@@ -134,14 +137,14 @@ def test_edited_modules_that_left_are_kept(template: Path, early: Path, tmp_path
     assert "?? src/demo/check_comm.py.old" in git(early, "status", "--porcelain")
 
 
-def test_a_file_is_in_the_way(early: Path) -> None:
+def test_a_kept_file_takes_no_name_of_another(early: Path) -> None:
     (early / "src/demo/sweep.py").write_text("ours = True\n")
     (early / "src/demo/sweep.py.old").write_text("ours = False\n")
     commit(early, "Our sweep")
     done = copier(early, "update", "--defaults", "--trust")
-    assert done.returncode != 0
-    assert "error: src/demo/sweep.py.old is in the way" in done.stderr
-    assert not git(early, "status", "--porcelain")
+    assert done.returncode == 0 and "kept as src/demo/sweep.py.old2" in done.stderr
+    assert (early / "src/demo/sweep.py.old").read_text() == "ours = False\n"
+    assert (early / "src/demo/sweep.py.old2").read_text() == "ours = True\n"
 
 
 def test_nothing_happens_without_trust(early: Path) -> None:

@@ -1,0 +1,319 @@
+"""Edits of a project go along when the template moves its files: real versions, edited in ten ways.
+
+The old versions are commits of this repository: the first that rendered a project, and the last
+whose modules lay flat.
+"""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from histories import commit, contents, git, render, replace
+from renderer import TEMPLATE, copy_template
+
+from hooks.migrations.imports import Imports
+
+FIRST_DAY = "03882d74b1b8fc46b55da0c242238e84510d5bd1"
+FLAT = "f8d5c72c7760566dc32d49cd6942c0929677ab24"
+TABLE = yaml.safe_load((TEMPLATE / "hooks/migrations/rooms.yaml").read_text("utf-8"))
+OWN = ("configs/train.yaml", *(f"src/demo/{name}.py" for name in ("model", "data", "figures")))
+
+OURS = '''\
+"""A module of ours."""
+
+import demo.errors as demo_errors
+from demo.schedule import lr_factor as absolute
+
+from . import config, seeding as seeds
+from .config import (
+    Positive,  # of ours
+    Share,
+    parse,
+)
+
+
+def read() -> type:
+    from .sharding import ShardStream, TrainBatches; import math  # as it is
+
+    return config.load_yaml, ShardStream, TrainBatches, math
+'''
+OURS_NOW = '''\
+"""A module of ours."""
+
+import demo.core.errors as demo_errors
+from demo.core.training.schedule import lr_factor as absolute
+
+from .core import config
+from .core.loading import seeds
+# of ours
+from .core.config import Positive, Fraction as Share
+from .config import parse
+
+
+def read() -> type:
+    from .core.loading.stream import ShardStream
+    from .core.loading.batches import TrainBatches; import math  # as it is
+
+    return config.load_yaml, ShardStream, TrainBatches, math
+'''
+
+
+def test_the_table_names_what_is_there() -> None:
+    package = TEMPLATE / "template/src/{{ package_name }}"
+    for new in TABLE["paths"].values():
+        for path in new.split():
+            assert (package / path.removeprefix("src/*/")).is_file(), path
+    for full in TABLE["names"].values():
+        module, _, name = full.rpartition(".")
+        text = package.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
+        assert re.search(rf"^(class|def) {name}\b|^{name} =", text, re.MULTILINE), full
+
+
+# -- a project of an old version ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[FIRST_DAY, FLAT], ids=["first-day", "flat"])
+def old(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a template, whose v1.0.0 is the present one, and a project from before it."""
+    folder = tmp_path_factory.mktemp("old")
+    template = folder / "template"
+    names = ["copier.yml", "hooks", "template"]
+    archive = subprocess.run(
+        ["git", "archive", request.param, *names], cwd=TEMPLATE, check=True, capture_output=True
+    )
+    template.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        tar.extractall(template)
+    commit(template, "An old version")
+    project = render(template, folder / "project", {"package_name": "demo"}, "HEAD")
+    commit(project, "From the template")
+    present = copy_template(folder / "present")
+    for name in names:
+        shutil.rmtree(template / name, ignore_errors=True)
+    shutil.copytree(present, template, dirs_exist_ok=True)
+    commit(template, "The present version", tag="v1.0.0")
+    return folder
+
+
+@dataclass
+class Updated:
+    """A project after its update, and what the update said."""
+
+    project: Path
+    said: str
+    fresh: dict[str, str]
+
+
+def update(old: Path, project: Path, **answers: object) -> Updated:
+    """Update a project, as a user who trusts the template does."""
+    data = [f"--data={name}={answer}" for name, answer in answers.items()]
+    command = [sys.executable, "-m", "copier", "update", "--defaults", "--trust", *data]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers["package_name"] = "demo"
+    fresh = contents(render(old / "template", project.parent / "fresh", answers, "v1.0.0"))
+    return Updated(project, done.stderr, fresh)
+
+
+def add_after(path: Path, start: str, line: str) -> None:
+    """Add a line below the only one that starts with a text."""
+    text = path.read_bytes().decode()
+    assert len(re.findall(rf"^{re.escape(start)}", text, re.MULTILINE)) == 1, (path, start)
+    path.write_bytes(re.sub(rf"(?m)^({re.escape(start)}.*\n)", rf"\1{line}\n", text).encode())
+
+
+@pytest.fixture(scope="module")
+def edited(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Updated:
+    """A project that was edited in ways that do not disturb each other, and updated."""
+    project = tmp_path_factory.mktemp("edited") / "project"
+    shutil.copytree(old / "project", project)
+    package = project / "src/demo"
+    add_after(package / "seeding.py", "def seed_torch", "    # ours: inside a function")
+    top = package / "provenance.py"
+    top.write_text(f"# ours: at the top\n{top.read_text()}")
+    add_after(package / "schedule.py", "import math", "from .errors import UsageError as OurError")
+    with (package / "metrics.py").open("a") as file:
+        file.write("\n\ndef ours_at_the_end() -> None: ...\n")
+    (package / "evaluation.py").unlink()
+    (package / "preemption.py").rename(package / "our_signals.py")
+    (package / "ours.py").write_text(OURS)
+    (project / "tests/test_ours.py").write_text("from demo.errors import UsageError\n")
+    add_after(package / "distributed.py", "class World", "    # ours: in a split module")
+    crlf = package / "launcher.py"
+    add_after(crlf, "FIRST_SPECIAL_STEP", "# ours: in a file with other ends of lines")
+    crlf.write_bytes(crlf.read_bytes().replace(b"\n", b"\r\n"))
+    replace(package / "report.py", "class Report:", "class Report:  # ours: a line that changed")
+    if (package / "sync.py").exists():
+        with (package / "sync.py").open("a") as file:
+            file.write("# ours: in a file that has gone\n")
+    commit(project, "Our own work")
+    return update(old, project, trackers=[])
+
+
+# -- what becomes of each edit --------------------------------------------------------------------
+
+
+def test_an_unedited_project_becomes_a_fresh_render(old: Path, tmp_path: Path) -> None:
+    project = shutil.copytree(old / "project", tmp_path / "project")
+    updated = update(old, project)
+    after = contents(project)
+    own = {path: after[path] for path in OWN if path in after}
+    assert after == updated.fresh | own
+    lines = [line for line in updated.said.splitlines() if line.startswith(("src/", "tests/"))]
+    follow = {f"src/demo/{name}.py" for name in ("model", "data")}
+    assert {line.partition(": its imports follow")[0] for line in lines} == follow, lines
+    imports_work(project, "demo.data", "demo.model")
+
+
+def imports_work(project: Path, *modules: str) -> None:
+    """Import modules of a project in a process of its own."""
+    subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(modules)}"],
+        env={**os.environ, "PYTHONPATH": str(project / "src")},
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old_name", "new_name", "line"),
+    [
+        ("seeding", "core/loading/seeds", "    # ours: inside a function"),
+        ("provenance", "core/output/provenance", "# ours: at the top"),
+        ("schedule", "core/training/schedule", "from ..errors import UsageError as OurError"),
+        ("metrics", "core/output/metrics", "def ours_at_the_end() -> None: ..."),
+        ("launcher", "core/ranks/environment", "# ours: in a file with other ends of lines"),
+        ("report", "run_logger", "class Report:  # ours: a line that changed"),
+    ],
+)
+def test_an_edit_goes_along(edited: Updated, old_name: str, new_name: str, line: str) -> None:
+    path, new = f"src/demo/{old_name}.py", f"src/demo/{new_name}.py"
+    text = (edited.project / new).read_bytes().decode()
+    assert line in text.splitlines()
+    assert not (edited.project / path).exists()
+    conflict = "\n<<<<<<< before updating" in text
+    how = "with conflicts: look for <<<<<<< in it" if conflict else "with your edits"
+    assert f"{path}, which you edited, is now {new}, {how}\n" in edited.said
+    status = git(edited.project, "status", "--porcelain", "--untracked-files=all")
+    assert f"{'UU' if conflict else '??'} {new}\n" in status
+    assert conflict or old_name != "report"
+    if not conflict:  # and nothing else
+        ours = [each for each in text.splitlines() if each.strip()]
+        fresh = [each for each in edited.fresh[new].splitlines() if each.strip()]
+        assert [each for each in ours if each != line] == fresh
+    assert ("\r\n" in text) == (old_name == "launcher")
+
+
+def test_an_edited_file_that_was_split_is_kept(edited: Updated) -> None:
+    kept = edited.project / "src/demo/distributed.py.old"
+    assert "    # ours: in a split module\n" in kept.read_text()
+    (line,) = [line for line in edited.said.splitlines() if "distributed.py.old" in line]
+    assert "src/demo/core/ranks/world.py, src/demo/core/ranks/process_group.py" in line
+
+
+def test_a_deleted_or_renamed_file_stays_away(edited: Updated) -> None:
+    package = edited.project / "src/demo"
+    assert "class StopRequest" in (package / "our_signals.py").read_text()
+    for old_name, new in (("evaluation", "evaluate.py"), ("preemption", "core/ranks/signals.py")):
+        assert not (package / f"{old_name}.py").exists() and not (package / new).exists()
+        said = f"src/demo/{old_name}.py, which you deleted or renamed, is now src/demo/{new}; it"
+        assert f"{said} stays deleted\n" in edited.said
+
+
+def test_imports_of_own_files_follow(edited: Updated) -> None:
+    assert (edited.project / "src/demo/ours.py").read_text() == OURS_NOW
+    tests = (edited.project / "tests/test_ours.py").read_text()
+    assert tests == "from demo.core.errors import UsageError\n"
+    for name in ("src/demo/ours.py", "src/demo/data.py", "tests/test_ours.py"):
+        assert f"{name}: its imports follow the modules that moved\n" in edited.said
+    by_hand = "change this by hand\n"
+    now = "is now Settings.parse of settings.py"
+    assert f"src/demo/ours.py:8: parse of config {now}: {by_hand}" in edited.said
+    now = "is now Settings.from_yaml of settings.py"
+    assert f"src/demo/ours.py:17: load_yaml of config {now}: {by_hand}" in edited.said
+    imports_work(edited.project, "demo.data", "demo.model")
+
+
+def test_all_else_is_a_fresh_render(edited: Updated) -> None:
+    """And each line that was ours is somewhere."""
+    after = {path: text for path, text in contents(edited.project).items() if path not in OWN}
+    differ = {
+        path for path in after.keys() | edited.fresh if after.get(path) != edited.fresh.get(path)
+    }
+    package = "src/demo/"
+    names = {path.removeprefix(package).removesuffix(".py") for path in differ - set(OWN)}
+    assert names - {"sync.py.old"} == {
+        *("core/loading/seeds", "core/output/provenance", "core/training/schedule", "run_logger"),
+        *("core/output/metrics", "core/ranks/environment", "core/ranks/signals", "evaluate"),
+        *("distributed.py.old", "our_signals", "ours", "tests/test_ours"),
+    }
+    assert not Path(
+        git(edited.project, "rev-parse", "--git-dir").strip(), "copier-moved-files"
+    ).exists()
+
+
+def test_a_file_that_other_answers_lack_is_kept(edited: Updated) -> None:
+    kept = edited.project / "src/demo/sync.py.old"
+    if "src/demo/sync.py, which you edited" in edited.said:  # the first day had none
+        assert "# ours: in a file that has gone\n" in kept.read_text()
+    else:
+        assert not kept.exists()
+
+
+# -- imports alone --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("from .errors import UsageError  # why\r\nx = 1\r\n", None),
+        ("from . import errors, files\n", "from .core import errors, filesystem as files\n"),
+        ("from ..errors import UsageError\n", "from ..errors import UsageError\n"),
+        ("from .sharding import *\n", "from .sharding import *\n"),
+        (
+            "if x: from .errors import A, UsageError\n",
+            "if x: from .errors import A; from .core.errors import UsageError\n",
+        ),
+        ("import demo.errors\n", "import demo.errors\n"),
+        ("from demo import errors as e\n", "from demo.core import errors as e\n"),
+        ("from .ours import errors\n", "from .ours import errors\n"),
+        ("from .core.errors import UsageError\n", "from .core.errors import UsageError\n"),
+        ("no python (\n", "no python (\n"),
+        ("\ufefffrom .errors import UsageError\n", "\ufefffrom .core.errors import UsageError\n"),
+    ],
+)
+def test_imports_are_rewritten_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("errors", "class UsageError: ..."), ("filesystem", ""), ("stream", "")):
+        file = Path(f"src/demo/core/{name}.py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    moved = {"errors": ["errors"], "files": ["filesystem"], "sharding": ["stream", "filesystem"]}
+    imports = Imports(
+        "demo",
+        {
+            f"src/demo/{old}.py": [f"src/demo/core/{each}.py" for each in new]
+            for old, new in moved.items()
+        },
+        names={},
+        gone={},
+    )
+    here = Path("src/demo/ours.py")
+    result, problems = imports.rewrite(before.encode(), here, here)
+    due = before.replace(".errors", ".core.errors") if after is None else after
+    assert result.decode() == due
+    by_hand = {
+        "from .sharding import *\n",
+        "import demo.errors\n",
+        "if x: from .errors import A, UsageError\n",
+    }
+    assert bool(problems) == (before in by_hand)
