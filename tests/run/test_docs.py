@@ -117,13 +117,13 @@ def test_an_example_is_stopped_and_goes_on_bit_for_bit(
 USE = """
 import sys
 from demo import data, inference
-from demo.tools import export
+from demo.tools import export, predict
 
 source, output, *rest = sys.argv[1:]
 trained = inference.load(source)
 trained.predict(trained.example(data.load(trained.settings).test, 2))
 for number in "12":
-    inference.main([source, "--output", f"{output}/{number}.jsonl"])
+    predict.main([source, "--output", f"{output}/{number}.jsonl"])
 export.main([source, "--output", f"{output}/network.pt2", *rest])
 """
 

@@ -61,12 +61,13 @@ def restart(flags: "Flags", options: Sequence[str]) -> int:
     for old in chosen:
         again = flags
         if not flags.listen:
-            files = {
-                "certificate": flags.certificate or old.certificate,
-                "key": flags.key or old.key,
-            }
-            paths = {name: Path(file) if file else None for name, file in files.items()}
-            again = dataclasses.replace(flags, listen=old.listen, **paths)
+            certificate, key = flags.certificate or old.certificate, flags.key or old.key
+            again = dataclasses.replace(
+                flags,
+                listen=old.listen,
+                certificate=Path(certificate) if certificate else None,
+                key=Path(key) if key else None,
+            )
         found.append(submitted(records, old.server, old.experiment, old.run, again, options))
     return show(records, found)
 

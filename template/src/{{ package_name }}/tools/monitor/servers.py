@@ -3,7 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
 
@@ -40,7 +40,7 @@ def server(name: str) -> ModuleType:
     return import_module(f".{name.replace('-', '_')}", __package__)
 
 
-def binding(name: str, flags: "Flags") -> dict[str, str]:
+def binding(name: str, flags: "Flags") -> dict[str, Any]:
     """Return what a server shall listen to, and its certificate and key, as a record has them.
 
     Raises:
@@ -57,5 +57,5 @@ def binding(name: str, flags: "Flags") -> dict[str, str]:
     for file in (flags.certificate, flags.key):
         if not file or not file.is_file():
             raise UsageError(f"TLS needs the files of --certificate and --key, and {file} is none")
-    files = {"certificate": flags.certificate, "key": flags.key}
-    return {"listen": listen, **{name: str(file.absolute()) for name, file in files.items()}}
+    certificate, key = (str(Path(str(file)).absolute()) for file in (flags.certificate, flags.key))
+    return {"listen": listen, "certificate": certificate, "key": key}
