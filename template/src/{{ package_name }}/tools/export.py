@@ -66,8 +66,8 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:  # torch.export does not say what it raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"torch can't make a graph of the network ({reason}): let inputs in model.py return the "
-            "arguments of its forward, or load it by inference.py instead"
+            f"torch can't make a graph of the network ({reason}): let inputs in model.py return "
+            "the arguments of its forward, or load it by inference.py instead"
         ) from None
     log.info("the network of step %d is in %s", trained.step, flags.output)
     return 0
