@@ -141,7 +141,7 @@ def loader(example: Example, dataset: str, folder: Path) -> Load:
 
 def test_a_text_of_ones_own_is_read(text: Example, tmp_path: Path) -> None:
     load = loader(text, "text", tmp_path)
-    error = text.module("errors").UsageError
+    error = text.module("core.errors").UsageError
     with pytest.raises(error, match=r"no \.txt file in .*: put your text there"):
         load()
     (tmp_path / "2.txt").write_bytes(b"world" * 100)
@@ -158,7 +158,7 @@ def test_a_text_of_ones_own_is_read(text: Example, tmp_path: Path) -> None:
 
 def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
     load = loader(table, "csv", tmp_path)
-    error = table.module("errors").UsageError
+    error = table.module("core.errors").UsageError
     names = {"columns": ("b", "a"), "target": "price"}
     with pytest.raises(error, match=r"no table\.csv in .*: put your table there"):
         load(**names)
