@@ -43,8 +43,8 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
     package: Package, yours: Yours
 ) -> None:
     learner, networks, datasets, settings, world = yours
-    batches, update = package("core.loading.batches"), package("core.training.update")
-    batches = batches.TrainBatches(datasets.train, 8, 0, 1, settings.seed, workers=0, pin=False)
+    loading, update = package("core.loading.batches"), package("core.training.update")
+    batches = loading.TrainBatches(datasets.train, 8, 0, 1, settings.seed, workers=0, pin=False)
     meter = package("core.output.metrics").Meter(world.device, learner.unit)
     loop = update.Loop(networks, settings, world, meter, lambda: None)
     left = {
@@ -61,7 +61,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
         weight = learner.weigh(batch)
         loop.begin([update.Weighted(batch, weight)], weight, measure_norm=False)
         learner.train_step(loop)
-        meter.count(weight)
+        meter.count(8, weight)
     readings, _ = meter.read(world)
     assert meter.losses and all(math.isfinite(readings[name]) for name in meter.losses)
     if not settings.find_unused_parameters:
