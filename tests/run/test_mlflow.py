@@ -350,8 +350,8 @@ def test_a_server_that_dies_stops_no_run_and_gets_the_rest_later(
         return train(full_project, tmp_path / name, *flags, **env)
 
     whole = start("whole", "--register-model=Digits").wait()
-    broken = start("broken", "--max-steps=400", "--log-every=1", "--epochs=9")
-    broken.wait_for_step(100)
+    broken = start("broken", "--max-steps=160", "--log-every=1", "--epochs=9")
+    broken.wait_for_step(40)
     server.kill()
     absent = start("absent")
     for job in (broken.wait(), absent.wait()):

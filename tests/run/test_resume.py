@@ -13,7 +13,7 @@ import pytest
 import torch
 from reproducible import reproducible
 
-from .conftest import PATIENCE, Job, Launch, srun
+from .conftest import PATIENCE, Job, Launch, edited, srun
 
 # Two epochs of 58 steps on two ranks, so that stops fall inside an epoch and behind its end.
 LONG = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=1")
@@ -101,6 +101,14 @@ def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path
     assert "Traceback" not in job.log
 
 
+@pytest.fixture(scope="module")
+def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with a third of the samples, to be taken with `--validation-size=1000`."""
+    folder = tmp_path_factory.mktemp("small")
+    copy = edited(project, folder, "data.py", "synthesize(20_000", "synthesize(6_000")
+    return edited(copy, folder / "both", "data.py", "synthesize(4_001", "synthesize(501")
+
+
 @pytest.mark.parametrize(
     ("ranks", "flags"),
     [
@@ -115,18 +123,19 @@ def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path
     ids=str,
 )
 def test_resume_is_exact_on_any_number_of_ranks(
-    project: Path, launch: Launch, tmp_path: Path, ranks: int, flags: tuple[str, ...]
+    small: Path, tmp_path: Path, ranks: int, flags: tuple[str, ...]
 ) -> None:
     # The stop falls in the second epoch, whose order differs from the first one's, and most often
     # between two log lines.
-    quick = ("--max-steps=1000", "--epochs=3", f"--batch-size={500 // ranks}", "--log-every=4")
-    whole = launch(ranks, *quick, *flags, name="whole")
+    quick = ("--max-steps=1000", "--epochs=3", f"--batch-size={200 // ranks}", "--log-every=4")
+    quick += ("--validation-size=1000",)
+    whole = srun(small, tmp_path / "whole", ranks, *quick, *flags).wait()
     epoch = whole.summary["global_step"] // 3
-    job = srun(project, tmp_path / "run", ranks, *quick, *flags)
+    job = srun(small, tmp_path / "run", ranks, *quick, *flags)
     job.wait_for_step(epoch + 2)
     job.processes[-1].send_signal(signal.SIGUSR2)
     assert job.wait().codes == [75] * ranks, job.log
-    resumed = launch(ranks, *quick, *flags)
+    resumed = srun(small, tmp_path / "run", ranks, *quick, *flags).wait()
     assert epoch < resumed.summary["resumed_from_step"] < whole.summary["global_step"]
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
     assert reproducible(resumed.metrics()) == reproducible(whole.metrics())
