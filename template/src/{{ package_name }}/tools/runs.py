@@ -240,7 +240,7 @@ def table(runs: Sequence[Run], now: float) -> str:
             cell.rjust(width) if number in right else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in shown
     )
 
 
