@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from renderer import render_project
 from reproducible import reproducible
 
@@ -201,24 +202,24 @@ def test_damaged_shards_are_found(
 
 def test_the_list_of_shards(project: Path, tmp_path: Path) -> None:
     """One that torch pickled, as in earlier versions, is read; damage of today's is found."""
-    from demo.core.checkpoint import dcp
+    from demo.core.checkpoint import dcp as folders
 
     written = {"network/a": torch.arange(1000.0).reshape(10, 100), "b": torch.tensor(3)}
-    writers = {"old": dcp.FileSystemWriter, "new": dcp._Writer}
+    writers = {"old": dcp.FileSystemWriter, "new": folders._Writer}
     for name, writer in writers.items():
         dcp.save(written, storage_writer=writer(tmp_path / name), no_dist=True)
         assert (tmp_path / name / ".metadata").exists() == (name == "old")
-        read = dcp.read(tmp_path / name, dict.fromkeys(written))
+        read = folders.read(tmp_path / name, dict.fromkeys(written))
         torch.testing.assert_close(read, written, rtol=0, atol=0)
-        assert dcp.find_fault(tmp_path / name) is None
+        assert folders.find_fault(tmp_path / name) is None
 
-    path = tmp_path / "new" / dcp.LIST
+    path = tmp_path / "new" / folders.LIST
     whole = path.read_bytes()
-    listed = dcp._read_list(path.parent)
+    listed = folders._read_list(path.parent)
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         try:
-            assert dcp._read_list(path.parent) == listed
+            assert folders._read_list(path.parent) == listed
         except Exception as error:
             assert not isinstance(error, AssertionError), position
 

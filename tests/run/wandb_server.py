@@ -74,7 +74,7 @@ class Server(ThreadingHTTPServer):
         if name == "CreateAgent":
             self.waiting = [*self.running, *self.waiting]
             return {"createAgent": {"agent": {"id": "QWdlbnQ6MQ=="}}}
-        if name == "StatusFile":
+        if name == "Heartbeat":
             commands = self.commands(json.loads(variables["runState"]))
             return {"agentHeartbeat": {"agent": {"id": "1"}, "commands": json.dumps(commands)}}
         if name == "UpsertSweep":
