@@ -355,4 +355,4 @@ def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "8 passed" in done.stdout
+    assert "10 passed" in done.stdout
