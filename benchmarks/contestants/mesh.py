@@ -20,7 +20,7 @@ VOTES, PARKED = 9, 0.05  # seconds in which all but one rank come to wait
 
 
 def main() -> None:
-    """Connect, and vote as `StepTotals` does."""
+    """Connect, and sum as `StepTotals` does."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     store, before = dist.HashStore(), descriptors()

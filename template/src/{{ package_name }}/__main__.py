@@ -13,6 +13,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,90 +54,38 @@ def download(argv: Sequence[str]) -> int:
     return 0
 
 
-def predict(argv: Sequence[str]) -> int:
-    """write what a trained network makes of a dataset"""
-    from .tools.predict import main
-
-    return main(argv)
-
-
-def export(argv: Sequence[str]) -> int:
-    """write a trained network as a graph, for programs without this project's code"""
-    from .tools.export import main
-
-    return main(argv)
-
-
-def check_comm(argv: Sequence[str]) -> int:
-    """check that the ranks can talk to each other, and how fast"""
-    from .tools.check_comm import main
-
-    return main(argv)
-
-
-def doctor(argv: Sequence[str]) -> int:
-    """check what a job needs: software, Slurm's answers, nodes, data, trackers"""
-    from .tools.doctor import main
-
-    return main(argv)
-
-
-def runs(argv: Sequence[str]) -> int:
-    """list the runs and how they stand: running, finished, failed, stuck"""
-    from .tools.runs import main
-
-    return main(argv)
-
-
-def plot(argv: Sequence[str]) -> int:
-    """draw the curves of runs to a file"""
-    from .tools.plot import main
-
-    return main(argv)
-
-
-def monitor(argv: Sequence[str]) -> int:
-    """start and stop the trackers' web servers, as Slurm jobs"""
-    from .tools.monitor import main
-
-    return main(argv)
-
-
-def check_trackers(argv: Sequence[str]) -> int:
-    """log a small run to every tracker and read it back"""
-    from .tools.check_trackers import main
-
-    return main(argv)
-
-
-def sync(argv: Sequence[str]) -> int:
-    """send to the trackers what they missed of a run"""
-    from .tools.sync import main
-
-    return main(argv)
-
-
-def sweep(argv: Sequence[str]) -> int:
-    """search for better settings, one trial after another"""
-    from .tools.sweep import main
-
-    return main(argv)
-
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (train, "train"),
-    "download": (download, "data"),
-    "predict": (predict, "tools.predict"),
-    "export": (export, "tools.export"),
-    "doctor": (doctor, "tools.doctor"),
-    "check-comm": (check_comm, "tools.check_comm"),
-    "runs": (runs, "tools.runs"),
-    "plot": (plot, "tools.plot"),
-    "monitor": (monitor, "tools.monitor"),
-    "check-trackers": (check_trackers, "tools.check_trackers"),
-    "sync": (sync, "tools.sync"),
-    "sweep": (sweep, "tools.sweep"),
+# The commands that tools/ may have: a module each, whose `main` takes the flags.
+TOOLS = {
+    "predict": "write what a trained network makes of a dataset",
+    "export": "write a trained network as a graph, for programs without this project's code",
+    "doctor": "check what a job needs: software, Slurm's answers, nodes, data, trackers",
+    "check-comm": "check that the ranks can talk to each other, and how fast",
+    "runs": "list the runs and how they stand: running, finished, failed, stuck",
+    "plot": "draw the curves of runs to a file",
+    "monitor": "start and stop the trackers' web servers, as Slurm jobs",
+    "check-trackers": "log a small run to every tracker and read it back",
+    "sync": "send to the trackers what they missed of a run",
+    "sweep": "search for better settings, one trial after another",
 }
+
+Command = tuple[Callable[[Sequence[str]], int], str]
+"""What runs it, and its line of help."""
+
+
+def commands() -> dict[str, Command]:
+    """Return the commands that this project has, by name."""
+    found: dict[str, Command] = {
+        function.__name__: (function, str(function.__doc__)) for function in (train, download)
+    }
+    for name, text in TOOLS.items():
+        module = f"{__package__}.tools.{name.replace('-', '_')}"
+        if find_spec(module):
+            found[name] = (partial(_run_tool, module), text)
+    return found
+
+
+def _run_tool(module: str, argv: Sequence[str]) -> int:
+    return import_module(module).main(argv)
 
 
 def load_env() -> None:
@@ -179,13 +129,9 @@ def main() -> None:
     Exits 0 on success, 1 on a mistake or a failure, 2 on bad flags, and 75 when a signal stopped
     the training after a checkpoint.
     """
-    available = {
-        name: command
-        for name, (command, module) in COMMANDS.items()
-        if find_spec(f"{__package__}.{module}")
-    }
+    available = commands()
     usage = f"usage: python -m {__package__} COMMAND [flags]\n\n" + "\n".join(
-        f"  {name:16}{command.__doc__}" for name, command in available.items()
+        f"  {name:16}{text}" for name, (_, text) in available.items()
     )
     name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("-h", "--help"):
@@ -198,7 +144,8 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         load_env()
-        sys.exit(available[name](argv))
+        command, _ = available[name]
+        sys.exit(command(argv))
     except Exception as error:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough

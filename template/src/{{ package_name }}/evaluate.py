@@ -140,9 +140,8 @@ class Evaluator:
                 weight = checked_weight(self.learner, batch)
                 batch = to_device(batch, device)
                 with autocast(device, self.settings.precision):
-                    if (
-                        keep_first and number == 0
-                    ):  # on all ranks, since FSDP puts networks together
+                    # On all ranks, since FSDP puts networks together.
+                    if keep_first and number == 0:
                         first = to_cpu((batch, self.learner.predict(networks, batch)))
                     with nullcontext() if counts else STORE.paused():
                         measured = self.learner.measure(networks, batch)

@@ -99,7 +99,7 @@ def _show_best_so_far(
     numbers: list[int] = []
     best: list[float] = []
     for trial in trials:
-        if trial.state == TrialState.COMPLETE:
+        if trial.state == TrialState.COMPLETE and trial.value is not None:
             numbers.append(trial.number)
-            best.append(better([float(trial.value or 0), *best[-1:]]))
+            best.append(better([trial.value, *best[-1:]]))
     axes.step(numbers, best, where="post", color="gray", label="best so far")

@@ -9,7 +9,7 @@ import torch
 from .conftest import edited, spawn, srun, tasks
 
 # Steps of no work, or of a tenth of a second. The second rank is told to stop after the seventh.
-VOTERS = """
+RANKS = """
 import json, sys, time
 from demo.core.config import Settings
 from demo.core.ranks.process_group import joined
@@ -20,17 +20,17 @@ kind, steps = sys.argv[1:]
 with joined(Settings(device="cpu")) as world:
     stop = StopRequest()
     # As in an epoch behind others.
-    votes = StepTotals(world, stop, 1000, uneven=kind == "uneven")
+    totals = StepTotals(world, stop, 1000, uneven=kind == "uneven")
     taken, asked = 0, 0
-    votes.begin(1000, samples=5, weight=7)
+    totals.begin(1000, samples=5, weight=7)
     while True:
-        asked += votes.sum is not None
-        stopping, samples, weight = votes.result()
+        asked += totals.sum is not None
+        stopping, samples, weight = totals.result()
         if stopping or not samples:
             break
         assert (samples, weight) == (10, 14)
         more = taken + 1 < int(steps)
-        votes.begin(1000 + taken, samples=5 * more, weight=7 * more)
+        totals.begin(1000 + taken, samples=5 * more, weight=7 * more)
         time.sleep(0.1 if kind == "slow" else 0)
         taken += 1
         if kind != "whole" and world.rank == 1 and taken == 7:
@@ -39,11 +39,11 @@ with joined(Settings(device="cpu")) as world:
 """
 
 
-def vote(project: Path, folder: Path, kind: str, steps: int = 200) -> list[dict[str, int]]:
+def run_ranks(project: Path, folder: Path, kind: str, steps: int = 200) -> list[dict[str, int]]:
     """Return what each of two ranks saw."""
-    (folder / "voters.py").write_text(VOTERS)
+    (folder / "ranks_alone.py").write_text(RANKS)
     path = f"{project / 'src'}:{folder}"
-    command = ["voters", kind, str(steps)]
+    command = ["ranks_alone", kind, str(steps)]
     job = spawn(project, folder / "run", [command] * 2, tasks(2, PYTHONPATH=path)).wait()
     assert job.codes == [0, 0], job.log
     return [json.loads(path.read_text().splitlines()[-1]) for path in job.logs]
@@ -51,20 +51,20 @@ def vote(project: Path, folder: Path, kind: str, steps: int = 200) -> list[dict[
 
 @pytest.mark.parametrize("kind", ["even", "slow", "uneven"])
 def test_ranks_stop_before_the_same_step(project: Path, tmp_path: Path, kind: str) -> None:
-    one, other = vote(project, tmp_path, kind)
+    one, other = run_ranks(project, tmp_path, kind)
     assert one == other
     assert one["stopping"]
     if kind == "even":
-        # At the first vote that begins behind the seventh step.
+        # At the first sums that begin behind the seventh step.
         assert 7 < one["taken"] <= 7 + 11
         assert one["asked"] < one["taken"]
     else:
-        # The vote on the eighth step had begun when the signal came.
+        # The sums of the eighth step had begun when the signal came.
         assert one == {"taken": 8, "asked": 9, "stopping": True}
 
 
-def test_few_of_an_epochs_steps_are_voted_on(project: Path, tmp_path: Path) -> None:
-    one, other = vote(project, tmp_path, "whole")
+def test_few_of_an_epochs_steps_are_summed(project: Path, tmp_path: Path) -> None:
+    one, other = run_ranks(project, tmp_path, "whole")
     assert one == other
     assert one["taken"] == 200
     assert not one["stopping"]
