@@ -240,6 +240,24 @@ class Remembering(Regression):
         return networks["network"](batch["x"])
 
 
+class Pairs:
+    """A metric of neighbours, which a single sample does not have."""
+
+    def __init__(self):
+        self.seen = []
+
+    def update(self, outputs, _targets):
+        self.seen.append(outputs)
+
+    def compute(self):
+        return torch.cat(self.seen).topk(2).values[0]
+
+
+class Neighbours(Regression):
+    def metrics(self):
+        return {"rank": Pairs()}
+
+
 class Different(Regression):
     """Ranks measure what the others do not."""
 
@@ -527,6 +545,14 @@ def test_a_network_may_have_buffers_alone(learners: Path, alone: Job, tmp_path: 
     wider = train(learners, tmp_path / "wider", 1, *start, KIND="Remembering")
     assert "memory keeps its own initial values of: seen" in wider.log
     assert wider.summary["global_step"] == 3
+
+
+def test_the_evaluation_before_the_first_step_is_named(learners: Path, tmp_path: Path) -> None:
+    job = train(learners, tmp_path / "run", 1, KIND="Neighbours")
+    assert job.codes == [1]
+    assert "this failed in an evaluation of one sample on each rank" in job.log
+    assert "Traceback" in job.log, "the mistake is in the user's file"
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> None:
