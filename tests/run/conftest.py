@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import metrics
 import pytest
 from renderer import render_project
 
@@ -87,10 +88,10 @@ class Job:
     def wait_for_step(self, step: int) -> None:
         """Return once the run has logged the step."""
         deadline = time.monotonic() + PATIENCE
-        while not any(line["step"] >= step for line in self.metrics()):
+        while not metrics.logged(self.run_dir, step):
             assert self.processes[0].poll() is None, self.log
             assert time.monotonic() < deadline, self.log
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     def interrupt(self, step: int, tracker: str, saved: bool = True) -> None:
         """Kill the ranks once the tracker has started and the run has logged the step.
@@ -111,7 +112,7 @@ class Job:
         ):
             assert self.processes[0].poll() is None, self.log
             assert time.monotonic() < deadline, self.log
-            time.sleep(0.005)
+            time.sleep(0.02)
         self.wait_for_step(step)
 
     @property
@@ -127,9 +128,7 @@ class Job:
 
     def metrics(self) -> list[dict[str, float]]:
         """The whole lines of the run's metrics.jsonl."""
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return metrics.read(self.run_dir)
 
 
 def free_port() -> str:

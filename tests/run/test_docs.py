@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from metrics import reproducible
 from renderer import TEMPLATE, copy_template
-from reproducible import reproducible
 
 from .conftest import PATIENCE, Job, clean_environment, srun
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metrics import reproducible
 from renderer import render_project
-from reproducible import reproducible
 
 from .conftest import QUICK, Job, spawn, tasks
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from metrics import reproducible
 from renderer import render_project
-from reproducible import reproducible
 
 from .conftest import Job, clean_environment, spawn, srun, tasks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reproducible import reproducible
+from metrics import reproducible
 
 from .conftest import PATIENCE, Job, Launch, edited, srun
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from metrics import reproducible
 from renderer import render_project
-from reproducible import reproducible
 
 from .conftest import Job, srun
 

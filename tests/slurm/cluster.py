@@ -139,7 +139,7 @@ class Cluster:
             shown = self.run("sinfo", "--noheader", "--Node", f"--nodes={names}", "--format=%T")
             return set(shown.stdout.split())
 
-        wait_for(lambda: states() == {"idle"}, lambda: f"nodes are {states()}\n{self.logs}")
+        wait_for(lambda: states() == {"idle"}, lambda: f"nodes are {states()}\n{self.logs}", 0.2)
 
     @property
     def logs(self) -> str:
@@ -313,9 +313,15 @@ def cgroup_conf() -> str:
     return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
 
 
-def wait_for(condition: Callable[[], object], message: Callable[[], str]) -> None:
-    """Return once a condition holds; fail with the message if it takes too long."""
+def wait_for(
+    condition: Callable[[], object], message: Callable[[], str], pause: float = 0.05
+) -> None:
+    """Return once a condition holds; fail with the message if it takes too long.
+
+    `pause` is in seconds: to ask Slurm costs as much as some steps of the training that is waited
+    for.
+    """
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, message()
-        time.sleep(0.05)
+        time.sleep(pause)

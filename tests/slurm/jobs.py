@@ -1,5 +1,6 @@
 """Jobs of a rendered project on the cluster."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import metrics
 import psutil
 
 from .cluster import Cluster, wait_for
@@ -61,7 +63,9 @@ class Job:
 
     def wait_until(self, *states: str) -> "Job":
         """Wait until the job is in one of some states."""
-        wait_for(lambda: self.state in states, lambda: f"job {self.id} is {self.facts}\n{self.log}")
+        wait_for(
+            lambda: self.state in states, lambda: f"job {self.id} is {self.facts}\n{self.log}", 0.2
+        )
         return self
 
     def wait(self) -> "Job":
@@ -71,15 +75,21 @@ class Job:
     def wait_for_restart(self) -> "Job":
         """Wait until the job is back in the queue, or beyond."""
         wait_for(
-            lambda: self.restarts > 0 or self.state in ENDED, lambda: f"{self.facts}\n{self.log}"
+            lambda: self.restarts > 0 or self.state in ENDED,
+            lambda: f"{self.facts}\n{self.log}",
+            0.2,
         )
         assert self.restarts == 1, f"{self.facts}\n{self.log}"
         return self
 
     def wait_for_step(self, step: int) -> "Job":
         """Wait until the run has logged a step."""
+        polls = itertools.count()
         wait_for(
-            lambda: self.state in ENDED or any(line["step"] >= step for line in self.metrics()),
+            lambda: (
+                metrics.logged(self.run_dir, step)
+                or (next(polls) % 20 == 0 and self.state in ENDED)
+            ),
             lambda: f"no step {step}: {self.facts}\n{self.log}",
         )
         assert self.state not in ENDED, self.log
@@ -87,9 +97,7 @@ class Job:
 
     def metrics(self) -> list[dict[str, float]]:
         """The whole lines of metrics.jsonl."""
-        path = self.run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return metrics.read(self.run_dir)
 
     @property
     def run_dir(self) -> Path:

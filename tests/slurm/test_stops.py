@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reproducible import reproducible
+from metrics import reproducible
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from .cluster import Cluster, wait_for

@@ -208,14 +208,14 @@ def synthesize(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     glyphs = (rows >> np.arange(4, -1, -1, dtype=np.uint8)) & 1
     glyphs = glyphs.repeat(3, axis=1).repeat(3, axis=2)  # (10, 21, 15)
     labels = draw.integers(0, 10, samples)
-    images = draw.normal(30, 30, (samples, 28, 28))
+    images = draw.integers(0, 64, (samples, 28, 28), np.uint8)
     for image, label, top, left, ink in zip(
         images,
         labels,
         draw.integers(0, 8, samples),
         draw.integers(0, 14, samples),
-        draw.uniform(60, 220, samples),
+        draw.integers(60, 192, samples, np.uint8),
         strict=True,
     ):
         image[top : top + 21, left : left + 15] += ink * glyphs[label]
-    return torch.from_numpy(images.clip(0, 255).astype(np.uint8)), torch.from_numpy(labels)
+    return torch.from_numpy(images), torch.from_numpy(labels)

@@ -1,0 +1,34 @@
+"""The metrics of a run that may still be writing them."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read(run_dir: Path) -> list[dict[str, float]]:
+    """Return the whole lines of metrics.jsonl."""
+    return [json.loads(line) for line in _whole_lines(run_dir)]
+
+
+def logged(run_dir: Path, step: int) -> bool:
+    """Return whether the run has logged a step. Tests ask it often: only a line is read as JSON."""
+    lines = _whole_lines(run_dir)
+    return bool(lines) and json.loads(lines[-1])["step"] >= step
+
+
+def _whole_lines(run_dir: Path) -> list[str]:
+    path = run_dir / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def reproducible(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without what depends on the machine's speed."""
+    return [{name: value for name, value in line.items() if not measured(name)} for line in lines]
+
+
+def measured(name: str) -> bool:
+    """Return whether a metric depends on the machine's speed."""
+    beginnings = ("time", "system/", "train/data_seconds")
+    return name.startswith(beginnings) or name.endswith("_per_second")
