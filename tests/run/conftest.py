@@ -163,7 +163,8 @@ def spawn(
     for command, env, path in zip(commands, envs, logs, strict=True):
         whole = {**clean_environment(project), **env}
         with path.open("w") as log:
-            if command[0] == "demo" and not any(name.startswith(READ_AT_START) for name in env):
+            forked = "." not in command[0]  # torchrun starts ranks of its own
+            if forked and not any(name.startswith(READ_AT_START) for name in env):
                 processes.append(fork_server().start(command, project, whole, path))
                 continue
             processes.append(

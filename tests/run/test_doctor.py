@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job, clean_environment, free_port, spawn, tasks
+from .conftest import Job, free_port, spawn, tasks
 
 QUIET = ("--dataset=synthetic", "--device=cpu", "--trackers=none")
 # What the commands of Slurm 22.05 print, on a cluster of two nodes with GPUs and one without.
@@ -72,17 +71,11 @@ class Place:
 
     def doctor(self, *flags: str, **env: str) -> tuple[int, list[str]]:
         """Run the command alone; return its exit code and its lines."""
-        done = subprocess.run(
-            [sys.executable, "-m", "demo", "doctor", *flags],
-            cwd=self.project,
-            env={**clean_environment(self.project), **self.env, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        assert "Traceback" not in done.stdout, done.stdout
-        return done.returncode, done.stdout.splitlines()
+        command = ["demo", "doctor", *flags]
+        job = spawn(self.project, self.bin.parent / "doctor", [command], [{**self.env, **env}])
+        job.wait()
+        assert "Traceback" not in job.log, job.log
+        return job.codes[0], job.log.splitlines()
 
     def nodes(self, *nodes: Mapping[str, str], ranks: int = 2, flags: tuple = ()) -> Job:
         """Run the command as srun would on some nodes, whose environments differ as given."""

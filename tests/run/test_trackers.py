@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from .conftest import Launch, clean_environment, srun
+from .conftest import QUICK, Launch, clean_environment, srun
 from .test_tensorboard import STEPS, tensorboard
 
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
@@ -307,6 +307,44 @@ def test_dotenv_is_read_where_it_exists_and_the_environment_goes_first(
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "['correct-horse', '1', None]"
+
+
+WATCH = """
+import os, runpy, sys, threading
+
+def watch(event, arguments):
+    if event == "os.putenv" and threading.current_thread() is not threading.main_thread():
+        if os.fsdecode(arguments[0]) not in os.environ:
+            print("added", arguments, flush=True)
+
+sys.addaudithook(watch)
+sys.argv[:1] = []
+runpy.run_module("demo", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_no_thread_adds_a_variable_to_the_environment(full_project: Path, tmp_path: Path) -> None:
+    """While another thread reads one, that can crash the process."""
+    flags = [
+        *QUICK,
+        f"--run-dir={tmp_path}/run",
+        "--trackers",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "aim",
+    ]
+    env = clean_environment(full_project)
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, "demo", "train", *flags],
+        cwd=full_project,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0 and "added" not in done.stdout, done.stdout
+    assert len(json.loads((tmp_path / "run/trackers.json").read_text())) == 4
 
 
 def test_none_silences_the_trackers_that_the_settings_name(project: Path, launch: Launch) -> None:

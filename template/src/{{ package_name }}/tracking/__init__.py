@@ -3,6 +3,7 @@
 To add one, put a module here whose class `Tracker` is a `Backend`, and name it in `trackers`.
 """
 
+import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
 History = dict[str, dict[int, float]]
 """For each metric its values, by step."""
 OWN = {"dispatch"}  # modules here that are no backends
+VARIABLES = {
+    # Nothing is sent to MLflow's makers, a server that is down is given up within a minute, not
+    # four, and nothing but warnings goes to the log. A request that takes longer is sent again: a
+    # server that is only slow would then start a run twice.
+    "mlflow": {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "25",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    },
+    # W&B gives it a value while it starts, and takes an empty one for none.
+    "wandb": {"WANDB_SERVICE": ""},
+}
+"""Environment variables that a tracker's package reads or adds, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +138,19 @@ def available() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(__path__)} - OWN)
 
 
+def set_variables(name: str) -> None:
+    """Set the tracker's environment variables that are not set, before any thread is started.
+
+    The C library moves the environment when a variable is added. Up to glibc 2.40, another thread
+    that reads a variable at that moment may crash the process: each line of the log reads TZ.
+    """
+    for variable, value in VARIABLES.get(name, {}).items():
+        os.environ.setdefault(variable, value)
+
+
 def load(name: str) -> ModuleType:
     """Return the module of a tracker, whose `Tracker` is its `Backend`."""
+    set_variables(name)
     return import_module(f".{name}", __package__)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..core.filesystem import read_lines, write_atomically
 from ..core.output.status import Status
 from ..core.ranks.signals import StopRequest
-from . import Backend, Run, load
+from . import Backend, Run, load, set_variables
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Trackers:
             )
             for name in names
         ]
+        for name in names:
+            set_variables(name)
         for thread in self.threads:
             thread.start()
 

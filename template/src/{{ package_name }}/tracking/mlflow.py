@@ -14,16 +14,6 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-# Before the import, which reads them: nothing is sent to MLflow's makers, a server that is down is
-# given up within a minute, not four, and nothing but warnings goes to the log. A request that takes
-# longer is sent again: a server that is only slow would then start a run twice.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "25")
-os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-
 from filelock import SoftFileLock, Timeout
 from mlflow import MlflowClient, MlflowException
 from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
