@@ -20,7 +20,7 @@ ANSWERS = {
     "time_limit": "12:00:00",
     "modules": "python/3.12\ncuda/12.4",
 }
-SCRIPTS = ["train_cpu", "train_single_node", "train_multi_node"]
+SCRIPTS = ["train_cpu.sbatch", "train_single_node.sbatch", "train_multi_node.sbatch", "common.sh"]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -28,8 +28,9 @@ SCRIPTS = ["train_cpu", "train_single_node", "train_multi_node"]
 def test_batch_scripts(
     render: Renderer, pytestconfig: pytest.Config, launcher: str, script: str
 ) -> None:
-    text = render({**ANSWERS, "launcher": launcher})[f"slurm/{script}.sbatch"]
-    golden = GOLDEN / f"{script}.{launcher}.sbatch"
+    text = render({**ANSWERS, "launcher": launcher})[f"slurm/{script}"]
+    name, _, kind = script.partition(".")
+    golden = GOLDEN / f"{name}.{launcher}.{kind}"
     if pytestconfig.getoption("update_golden"):
         golden.write_text(text)
     assert text == golden.read_text(), f"{golden.name} differs: see the docstring of this test"

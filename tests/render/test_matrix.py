@@ -39,14 +39,14 @@ def test_every_question_has_samples() -> None:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_variants(render: Renderer, tool: dict[str, str], tmp_path: Path, matrix: str) -> None:
-    distinct: dict[str, tuple[str, str]] = {}
+    distinct: dict[str, tuple[str, str, str]] = {}
     count = 0
     for answers in MATRICES[matrix]():
         files = render(answers)
         check(answers, files)
         for path, text in files.items():
             digest = hashlib.sha256(text.encode()).hexdigest()
-            distinct.setdefault(digest, (path, text))
+            distinct.setdefault(digest, (path, text, files["slurm/common.sh"]))
         count += 1
     lint(distinct.values(), tool, tmp_path)
     assert count == COUNTS.get(matrix, count)
@@ -84,20 +84,26 @@ def check(answers: Answers, files: dict[str, str]) -> None:
     )
 
 
-def lint(files: Iterable[tuple[str, str]], tool: dict[str, str], folder: Path) -> None:
-    """Run the shell's, shellcheck's, ruff's and Python's checks once over all distinct files."""
+def lint(files: Iterable[tuple[str, str, str]], tool: dict[str, str], folder: Path) -> None:
+    """Run the shell's, shellcheck's, ruff's and Python's checks once over all distinct files.
+
+    A batch script is checked with the functions that it shares with others in its project.
+    """
     scripts, modules = [], []
-    for number, (path, text) in enumerate(files):
+    for number, (path, text, common) in enumerate(files):
         kind = {".sbatch": scripts, ".sh": scripts, ".py": modules}.get(Path(path).suffix)
         if kind is None:
             continue
         target = folder / f"{number}" / path
         target.parent.mkdir(parents=True)
         target.write_text(text)
+        if path.endswith(".sbatch"):
+            (folder / f"{number}" / "slurm" / "common.sh").write_text(common)
         kind.append(str(target))
     for script in scripts:
         subprocess.run(["bash", "-n", script], check=True)
-    run([tool["shellcheck"], *scripts])
+    roots = ("--source-path=SCRIPTDIR/..", "--source-path=SCRIPTDIR/../..")
+    run([tool["shellcheck"], "--external-sources", *roots, *scripts])
     config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     run([tool["ruff"], "check", *config, *modules])
     run([tool["ruff"], "format", "--check", *config, *modules])

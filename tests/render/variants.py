@@ -152,6 +152,7 @@ ALWAYS = (
     "scripts/lock.py",
     "scripts/setup.ps1",
     "scripts/setup.sh",
+    "slurm/common.sh",
     "tests/conftest.py",
     "tests/test_check_comm.py",
     "tests/test_doctor.py",

@@ -300,7 +300,7 @@ def test_what_a_script_asks_for_is_compared_with_the_cluster(
     place: Place, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     place.commands(SLURM)
-    place.edit("slurm/train_single_node.sbatch", r"\nfail\(\)", f"\n#SBATCH {asked}\\g<0>")
+    place.edit("slurm/train_single_node.sbatch", r"\ncd ", f"\n#SBATCH {asked}\\g<0>")
     amiss = troubles(slurms_answers(place, monkeypatch))
     if MISFITS[asked] is None:
         assert not amiss
@@ -353,7 +353,7 @@ def test_without_accounting_accounts_are_not_checked(
     place.commands(SLURM)
     said = "You are not running a supported accounting_storage plugin"
     place.commands({"sacctmgr": f'echo "{said}" >&2; exit 1'})
-    place.edit("slurm/train_cpu.sbatch", r"\nfail\(\)", "\n#SBATCH -A physics\\g<0>")
+    place.edit("slurm/train_cpu.sbatch", r"\ncd ", "\n#SBATCH -A physics\\g<0>")
     found = slurms_answers(place, monkeypatch)
     assert not troubles(found)
     assert said in lines(found, "account")[0]
@@ -419,7 +419,7 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
 def test_the_image_is_started(place: Place) -> None:
     place.commands(SLURM)
     for script in (place.project / "slurm").glob("train_*"):
-        place.edit(f"slurm/{script.name}", "\npython=.*", "\nimage=container/image.sif")
+        place.edit(f"slurm/{script.name}", "use_python .*", "use_image container/image.sif")
     code, found = place.doctor(*QUIET)
     assert code == 1 and "run 'make image' first" in lines(found, "interpreter")[0]
     (place.project / "container").mkdir()

@@ -98,8 +98,10 @@ def test_module_may_be_a_function_of_login_shells_only(
     text = script.read_text()
     script.write_text(text.replace("#!/bin/bash -l\n", "#!/bin/bash\n"))
     if not profile:
+        common = project.root / "slurm/common.sh"
+        text = common.read_text()
         assert text.count("/etc/profile.d/") == 1
-        script.write_text(script.read_text().replace("/etc/profile.d/", "/no/"))
+        common.write_text(text.replace("/etc/profile.d/", "/no/"))
     job = submit(project, "slurm/train_cpu.sbatch", login="unset BASH_ENV; unset -f module ml")
     assert (
         modules.found_by_ranks(job)

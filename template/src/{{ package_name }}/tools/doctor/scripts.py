@@ -18,7 +18,9 @@ from pathlib import Path
 from .findings import Finding
 
 # From an empty shell to the modules: a script that was edited beyond this is none the worse.
-PROLOGUE = re.compile(r"^fail\(\) \{$.*?(?=^set -euo pipefail$)", re.MULTILINE | re.DOTALL)
+PROLOGUE = re.compile(
+    r'^cd "\$\{SLURM_SUBMIT_DIR.*?(?=^set -euo pipefail$)', re.MULTILINE | re.DOTALL
+)
 FIRST_CODE = 100  # of the exit codes that tell which line failed
 PATIENCE = 120  # seconds for modules and an image; file systems can be slow
 
@@ -93,13 +95,13 @@ def _read(path: Path) -> Script:
         parser.parse_known_args(words)[0],
         prologue[0] if prologue else "",
         tuple(re.findall(r"^(?:load_module|module load) +(\S+)", text, re.MULTILINE)),
-        _assigned("python", text),
-        _assigned("image", text),
+        _used("python", text),
+        _used("image", text),
     )
 
 
-def _assigned(name: str, text: str) -> str | None:
-    found = re.search(rf"^{name}=(\S+)$", text, re.MULTILINE)
+def _used(kind: str, text: str) -> str | None:
+    found = re.search(rf"^use_{kind} (\S+)", text, re.MULTILINE)
     return found[1] if found else None
 
 

@@ -1,0 +1,164 @@
+# What the batch scripts share. Each sources this file first, which then checks that it is a job,
+# resets the modules and reads slurm/site.sh. The functions are the script's next steps.
+# shellcheck shell=bash
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+# Slurm keeps a job's script as it was submitted, but not this file. Raise the number where scripts
+# that wait in the queue could not use this file any more.
+[[ ${1:-} == 1 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
+[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
+[[ -d src/demo ]] || fail "$PWD is not the project's root: submit the job from there"
+
+# `module` is a function of the shell, and not every shell starts with it.
+for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash"; do
+    # shellcheck source=/dev/null
+    command -v module >/dev/null || ! [[ -r $file ]] || . "$file"
+done
+command -v module >/dev/null ||
+    fail "there is no module command on $(hostname): define it in ~/.bash_profile, which jobs read"
+module purge
+
+# Facts of this site, such as its network interfaces, belong in this file of your own.
+if [[ -f slurm/site.sh ]]; then
+    # shellcheck source=/dev/null
+    . slurm/site.sh || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
+fi
+# The ranks get what this shell has, even after `sbatch --export=NONE`.
+unset SLURM_EXPORT_ENV
+
+# Some failures have no exit code: then the list of modules neither has the name nor has changed.
+load_module() {
+    local before=${LOADEDMODULES:-} near
+    module load "$1" && [[ ${LOADEDMODULES:-} != "$before" || :$before == *":$1"* ]] && return
+    near=$(module -t avail "${1%%/*}" 2>&1 | grep -iF "${1%%/*}" | sed 's/[ (<].*//; /[:/]$/d' |
+        sort -uV | tail -n 5 | paste -sd ' ')
+    fail "module $1 cannot be loaded; near it, 'module avail' has ${near:-nothing}"
+}
+
+# use_python PATH: sets `python` to what runs the project's code.
+use_python() {
+    [[ -x $1 ]] || fail "$PWD/$1 does not exist: run 'make setup' first"
+    python=("$1")
+    # The code is this folder's, and no package is a module's.
+    export PYTHONPATH=$PWD/src
+}
+
+one_node_only() {
+    ((SLURM_JOB_NUM_NODES == 1)) || fail "Slurm gave $SLURM_JOB_NUM_NODES nodes for a job of one: leave --nodes out"
+}
+
+# count_ranks cpu|gpu: checks what Slurm gave, as an option of sbatch may have changed what the script
+# asks for. Sets `world_size`, and `ranks` of a node.
+count_ranks() {
+    [[ -z ${RANK:-}${WORLD_SIZE:-} ]] ||
+        fail "RANK or WORLD_SIZE is set, but torchrun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
+    gpus=${SLURM_GPUS_ON_NODE:-0}
+    [[ $1 == gpu ]] || gpus=0
+    [[ $1 == cpu ]] || ((gpus > 0)) ||
+        fail "Slurm gave no GPU on $(hostname): 'sinfo -o \"%P %G\"' shows which partitions have some"
+    [[ $SLURM_TASKS_PER_NODE =~ ^1(\(x[0-9]+\))?$ ]] ||
+        fail "Slurm gave $SLURM_TASKS_PER_NODE tasks on each node, and torchrun is one: leave --ntasks out"
+    ranks=$gpus
+    ((gpus)) || ranks=${RANKS_PER_NODE:-2}
+    cpus=$((SLURM_CPUS_PER_TASK / ranks))
+    ((cpus > 0)) || fail "Slurm gave $SLURM_CPUS_PER_TASK CPU cores for $ranks ranks: raise --cpus-per-task"
+    world_size=$((ranks * SLURM_JOB_NUM_NODES))
+    export OMP_NUM_THREADS=$cpus
+}
+
+# Sets where the ranks meet: a port of the job's own, below those that the kernel hands out.
+set_rendezvous() {
+    read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
+        fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
+    MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+    export MASTER_ADDR MASTER_PORT
+    # Ranks that hang leave a record of their last collectives.
+    export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
+    export TORCH_FR_DUMP_TEMP_FILE="$PWD/logs/nccl-$SLURM_JOB_ID-rank-"
+}
+
+# Prints what a person needs to know when the job fails.
+print_facts() {
+    local version each="$gpus on each node"
+    ((gpus)) || each=none
+    version=$("${python[@]}" --version) || fail "$PWD/${python[*]} does not start: does it need a module?"
+    cat <<END
+job          $SLURM_JOB_ID ($SLURM_JOB_NAME), restart ${SLURM_RESTART_COUNT:-0}${SLURM_ARRAY_TASK_ID:+, task $SLURM_ARRAY_TASK_ID of an array: a job of its own}
+nodes        $SLURM_JOB_NUM_NODES ($SLURM_JOB_NODELIST)
+GPUs         $each
+world size   $world_size, with $cpus CPU cores for each rank
+master       $MASTER_ADDR:$MASTER_PORT
+modules      ${LOADEDMODULES:-none}
+interpreter  $PWD/${python[*]} ($version)
+commit       $(git describe --always --dirty --abbrev=12 2>/dev/null || echo none)
+END
+}
+
+# From 24.05 on, Slurm requeues a job that leaves while it is preempted. To ask for it, too, would
+# make the job start once more after its end, up to 25.11.
+slurm_requeues() {
+    local version
+    version=$(scontrol --version | tr -dc 0-9)
+    [[ $1 != N/A && ${version:0:4} -ge 2405 ]] &&
+        [[ $(scontrol show config) == *preempt/partition_prio* ]] &&
+        [[ $(scontrol show partition "$SLURM_JOB_PARTITION") =~ PreemptMode=[A-Z,]*REQUEUE ]]
+}
+
+# requeue STOPPED: puts the job back into the queue, unless somebody cancelled it, and says so.
+requeue() {
+    local job before pause state restarts preempted reason
+    local end="but Slurm did not confirm a requeue: if 'squeue --me' lacks the job, $resubmit"
+    job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+    job=${job:-$SLURM_JOB_ID}
+    before=${SLURM_RESTART_COUNT:-0}
+    # More than once: Slurm's controller may be too busy to answer.
+    for pause in 0 5 30; do
+        sleep "$pause"
+        read -r state restarts preempted reason < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,Reason:60) || continue
+        if ((restarts > before)); then
+            end="and back to the queue"
+        elif [[ $state != RUNNING && $reason != TimeLimit* ]]; then
+            end="and not requeued: the job was cancelled"
+        elif slurm_requeues "$preempted"; then
+            end="and back to the queue"
+        elif ((before >= ${MAX_REQUEUES:-10})); then
+            end="and not requeued: that was done $before times; $resubmit, or with a larger MAX_REQUEUES"
+        elif scontrol requeue "$job"; then
+            end="and back to the queue"
+        else
+            continue
+        fi
+        break
+    done
+    echo "$1, $end"
+}
+
+# What to do with a job that was stopped and is not in the queue.
+resubmit="submit again with --run-dir and the run's folder, and the same flags"
+
+# run_resumable COMMAND...: runs what Slurm may stop, and ends the job with its exit code. 75: a
+# signal stopped it, after a checkpoint. Above 128: a signal killed a rank, as when memory runs out. Then the
+# job goes back to the queue, and on from its newest checkpoint when it starts again.
+run_resumable() {
+    local status=0
+    [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
+    # A rank that fails makes this file. Those that wait for it are killed then, and srun's exit code
+    # tells of them alone.
+    export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+    # Slurm signals the ranks by itself. This shell only has to outlive them.
+    trap : TERM
+    "$@" || status=$?
+    if rm "$FAILURE_FILE" 2>/dev/null && ((status > 128)); then
+        status=1
+    fi
+    if ((status == 75)); then
+        requeue "stopped after a checkpoint"
+    elif ((status > 128)); then
+        requeue "a rank or its launcher was killed (exit code $status)"
+    fi
+    exit "$status"
+}
