@@ -116,7 +116,7 @@ def test_all_is_well_on_a_laptop(place: Place) -> None:
     code, found = place.doctor(*QUIET, "--json=found.json")
     assert (code, troubles(found), found[-1]) == (0, [], "0 error(s), 0 warning(s)")
     (dataset,) = lines(found, "dataset")
-    assert "synthetic: train 15000, validation 5000, test 4001" in dataset
+    assert "synthetic: train 15000, validation 5000, test 1001" in dataset
     assert "not here" in lines(found, "Slurm")[0]
     report = json.loads((place.project / "found.json").read_text())
     assert (report["errors"], report["warnings"]) == (0, 0)

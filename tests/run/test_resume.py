@@ -106,7 +106,7 @@ def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with a third of the samples, to be taken with `--validation-size=1000`."""
     folder = tmp_path_factory.mktemp("small")
     copy = edited(project, folder, "data.py", "synthesize(20_000", "synthesize(6_000")
-    return edited(copy, folder / "both", "data.py", "synthesize(4_001", "synthesize(501")
+    return edited(copy, folder / "both", "data.py", "synthesize(1_001", "synthesize(501")
 
 
 @pytest.mark.parametrize(

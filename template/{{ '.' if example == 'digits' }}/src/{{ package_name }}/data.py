@@ -85,7 +85,7 @@ def load(settings: Settings) -> Datasets:
         test = Digits(*mnist.read(folder, "t10k"))
     elif settings.dataset == "synthetic":
         images, labels = mnist.synthesize(20_000, seed=1)
-        test = Digits(*mnist.synthesize(4_001, seed=2))
+        test = Digits(*mnist.synthesize(1_001, seed=2))
     else:
         raise UsageError(f"dataset is '{settings.dataset}': it must be mnist or synthetic")
     held_out = settings.validation_size

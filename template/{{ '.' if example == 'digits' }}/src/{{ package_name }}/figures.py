@@ -43,13 +43,16 @@ def confusion_matrix(counts: Tensor) -> Figure:
 
 def predictions(inputs: Tensor, outputs: Tensor, targets: Tensor) -> Figure:
     """Draw sixteen samples with what they were taken for; a mistake is named in red."""
-    figure = Figure(figsize=(6, 6.5), layout="constrained")
+    figure = Figure(figsize=(6, 6.5))
+    axes = figure.add_axes((0, 0, 1, 1))
     samples = zip(inputs[:16], outputs.argmax(dim=1), targets, strict=False)
-    for number, (image, predicted, true) in enumerate(samples, 1):
-        axes = figure.add_subplot(4, 4, number)
-        axes.imshow(image[0], cmap="gray")
-        axes.set_axis_off()
+    for number, (image, predicted, true) in enumerate(samples):
+        top, left = -1.2 * (number // 4), 1.2 * (number % 4)
+        axes.imshow(image[0], cmap="gray", extent=(left, left + 1, top - 1, top))
         right = predicted == true
         title = f"{predicted}" if right else f"{predicted}, is {true}"
-        axes.set_title(title, color="black" if right else "red", size=9)
+        color = "black" if right else "red"
+        axes.text(left + 0.5, top + 0.04, title, color=color, size=9, ha="center")
+    axes.set(xlim=(-0.1, 4.7), ylim=(-4.7, 0.2))
+    axes.set_axis_off()
     return figure

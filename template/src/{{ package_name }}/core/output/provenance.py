@@ -25,7 +25,7 @@ def collect(world: World) -> dict[str, Any]:
         "git": {"commit": _commit(), "changes": _git("status", "--short")},
         "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
         "python": {"version": platform.python_version(), "executable": sys.executable},
-        "packages": dict(sorted((each.name, each.version) for each in distributions())),
+        "packages": _packages(),
         "platform": platform.platform(),
         "hostnames": list(dict.fromkeys(world.hostnames)),
         "world_size": world.size,
@@ -37,6 +37,12 @@ def collect(world: World) -> dict[str, Any]:
         },
         "container": os.environ.get("APPTAINER_CONTAINER"),
     }
+
+
+def _packages() -> dict[str, str]:
+    # A distribution reads its file again for its name and for its version.
+    found = (each.metadata for each in distributions())
+    return dict(sorted((each["Name"], each["Version"]) for each in found))
 
 
 def _commit() -> str | None:
