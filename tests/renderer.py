@@ -29,7 +29,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["QUESTIONNAIRE", "QUESTIONS", "TEMPLATE", "Renderer", "copy_template", "read", "tomllib"]
+__all__ = [
+    "QUESTIONNAIRE",
+    "QUESTIONS",
+    "TEMPLATE",
+    "Renderer",
+    "cached",
+    "copy_template",
+    "read",
+    "tomllib",
+]
 
 TEMPLATE = Path(__file__).parents[1]
 QUESTIONNAIRE: dict[str, Any] = yaml.safe_load((TEMPLATE / "copier.yml").read_text("utf-8"))
@@ -53,7 +62,8 @@ def copy_template(folder: Path) -> Path:
 def render_project(folder: Path, **answers: object) -> Path:
     """Render the template, as it stands in the working tree, to a folder; return the folder."""
     data = {"package_name": "demo", **answers}
-    copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, vcs_ref="HEAD", quiet=True)
+    with cached():
+        copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, vcs_ref="HEAD", quiet=True)
     return folder
 
 
@@ -76,7 +86,8 @@ class Renderer:
         """
         if unknown := set(answers) - set(QUESTIONS):
             raise KeyError(f"no such question: {sorted(unknown)}")
-        with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, _fast():
+        no_git = mock.patch.object(copier._main, "is_git_available", lambda: False)
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, cached(), no_git:
             project = Path(scratch) / "project"
             copier.run_copy(
                 str(self.template), project, data=dict(answers), defaults=True, quiet=True
@@ -136,10 +147,10 @@ def _render_names_once(self: copier._main.Worker) -> None:
 
 
 @contextmanager
-def _fast() -> Iterator[None]:
+def cached() -> Iterator[None]:
+    """Let Copier compile, render and read again only what has changed."""
     with (
         mock.patch.object(jinja2.Environment, "compile", _compile_once),
-        mock.patch.object(copier._main, "is_git_available", lambda: False),
         mock.patch.object(copier._main.Worker, "_render_template", _render_names_once),
         mock.patch.object(copier._template, "load_template_config", _load_once),
     ):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import copier
+from renderer import cached
 
 # What the template has of its default example.
 DIGITS = "template/{{ '.' if example == 'digits' }}"
@@ -39,9 +40,10 @@ def replace(path: Path, old: str, new: str) -> None:
 
 def render(template: Path, folder: Path, answers: Mapping[str, Any], release: str) -> Path:
     """Render a release to a folder; return the folder."""
-    copier.run_copy(
-        str(template), folder, data=dict(answers), defaults=True, vcs_ref=release, quiet=True
-    )
+    with cached():
+        copier.run_copy(
+            str(template), folder, data=dict(answers), defaults=True, vcs_ref=release, quiet=True
+        )
     return folder
 
 

@@ -15,7 +15,7 @@ import copier
 import pytest
 import yaml
 from histories import commit, contents, git, render, replace
-from renderer import copy_template
+from renderer import cached, copy_template
 from variants import pairwise_variants
 
 ANSWERS = {"package_name": "demo", "partition": "gpu", "modules": "cuda/12.4"}
@@ -77,7 +77,8 @@ def own(project: Path) -> list[str]:
 
 def update(project: Path, **answers: object) -> dict[str, str]:
     """Bring a project to the present release, as `copier update` does; return its files."""
-    copier.run_update(project, data=answers, defaults=True, overwrite=True, quiet=True)
+    with cached():
+        copier.run_update(project, data=answers, defaults=True, overwrite=True, quiet=True)
     return contents(project)
 
 
