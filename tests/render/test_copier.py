@@ -43,7 +43,7 @@ def _as_text(value: object) -> str:
     [
         {},
         FULL,
-        {"launch_modes": ["cpu"], "trackers": [], "comm_check": False, "license": "none"},
+        {"launch_modes": ["cpu"], "trackers": [], "tools": ["predict"], "license": "none"},
         {"container": "apptainer", "launcher": "torchrun", "sweep": "wandb", "ci": "github"},
     ],
     ids=["default", "full", "least", "apptainer"],

@@ -23,7 +23,7 @@ SURFACE = """
     mail_user mail_type requeue signal_lead_seconds
     environment modules module_purge container container_base_image
     trackers shared_root monitoring_servers sweep
-    example comm_check ci
+    example tools ci
 """
 NAMES = SURFACE.split()
 COMPUTED = ["run_root"]

@@ -11,6 +11,16 @@ Answers = dict[str, Any]
 MODES = ("cpu", "single_node", "multi_node")
 TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
 SERVERS = ("tensorboard", "aim", "mlflow")
+# The commands that answers choose, and their modules.
+DOCTOR = ("__init__", "cluster", "findings", "node", "nodes", "scripts", "software", "trackers")
+CHECK_COMM = ("__init__", "channel", "examine", "operations", "roll_call", "timing")
+TOOLS = {
+    "doctor": [f"doctor/{name}" for name in DOCTOR],
+    "check_comm": [f"check_comm/{name}" for name in CHECK_COMM],
+    "plot": ["plot/__init__", "plot/curves"],
+    "predict": ["predict"],
+    "export": ["export"],
+}
 
 # A few values of each question, the odd ones among them. A question that is not here fails a test.
 SAMPLES: dict[str, list[Any]] = {
@@ -52,7 +62,7 @@ SAMPLES: dict[str, list[Any]] = {
     "monitoring_servers": [[], ["tensorboard"]],
     "sweep": ["none", "optuna", "wandb"],
     "example": ["digits", "text", "table"],
-    "comm_check": [True, False],
+    "tools": [list(TOOLS), [], ["doctor"], ["check_comm", "plot"], ["predict", "export"]],
     "ci": ["none", "github", "gitlab"],
 }
 
@@ -130,7 +140,7 @@ def complete(answers: Mapping[str, Any]) -> Answers:
         "trackers": ["tensorboard"],
         "monitoring_servers": [],
         "sweep": "none",
-        "comm_check": True,
+        "tools": list(TOOLS),
         "requeue": True,
         "ci": "none",
         "example": "digits",
@@ -154,10 +164,7 @@ ALWAYS = (
     "scripts/setup.sh",
     "slurm/common.sh",
     "tests/conftest.py",
-    "tests/test_check_comm.py",
-    "tests/test_doctor.py",
     "tests/test_learns.py",
-    "tests/test_plot.py",
     "tests/test_train.py",
     "tests/test_yours.py",
 )
@@ -174,10 +181,7 @@ ROOMS = {
     "core/training/": "__init__ checkpointing checks ema networks optimizer position schedule sums "
     "update",
     "tracking/": "__init__ dispatch",
-    "tools/": "__init__ export predict runs",
-    "tools/check_comm/": "__init__ channel examine operations roll_call timing",
-    "tools/doctor/": "__init__ cluster findings node nodes scripts software trackers",
-    "tools/plot/": "__init__ curves",
+    "tools/": "__init__ runs",
 }
 
 
@@ -198,8 +202,10 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"docs/multi-node.md"}
     if a["requeue"]:
         files |= {"slurm/task_epilog.sh"}
-    if a["comm_check"]:
-        files |= {"slurm/check_comm.sbatch", "slurm/doctor.sbatch"}
+    for tool in a["tools"]:
+        files |= {f"{package}/tools/{name}.py" for name in TOOLS[tool]}
+        files |= {f"tests/test_{tool}.py"} if tool in ("check_comm", "doctor", "plot") else set()
+        files |= {f"slurm/{tool}.sbatch"} if tool in ("check_comm", "doctor") else set()
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
         files |= {f"{package}/tools/sweep/{name}.py" for name in ("__init__", "trial")}

@@ -56,7 +56,6 @@ def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("full") / "demo",
         setup="full",
         trackers=["tensorboard", "wandb", "aim", "mlflow"],
-        comm_check=True,
         sweep="optuna",
     )
 

@@ -1,0 +1,56 @@
+"""Projects without the commands that answers can leave out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from renderer import render_project
+
+from .conftest import clean_environment, srun
+
+IMPORT_ALL = """
+import demo, pkgutil
+from importlib import import_module
+for module in pkgutil.walk_packages(demo.__path__, "demo."):
+    if module.name != "demo.__main__":
+        import_module(module.name)
+from demo.__main__ import commands
+print(*commands())
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with neither tools nor trackers."""
+    return render_project(tmp_path_factory.mktemp("bare") / "demo", tools=[], trackers=[])
+
+
+def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
+    shown = subprocess.check_output(
+        [sys.executable, "-c", IMPORT_ALL], cwd=bare, env=clean_environment(bare), text=True
+    )
+    assert shown.split() == ["train", "download", "runs"]
+    for name in ("README.md", "Makefile", "docs/slurm.md", "docs/multi-node.md"):
+        text = (bare / name).read_text()
+        assert "doctor" not in text and "check_comm" not in text and "demo plot" not in text
+
+
+def test_it_trains_and_passes_its_tests(bare: Path, tmp_path: Path) -> None:
+    assert srun(bare, tmp_path / "run", 2).wait().summary["world_size"] == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=bare,
+        env=clean_environment(bare),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "5 passed" in done.stdout
+
+
+def test_the_answer_to_the_former_question_is_read(tmp_path: Path) -> None:
+    project = render_project(tmp_path / "demo", comm_check=False)
+    assert (project / "slurm/doctor.sbatch").exists()
+    assert not (project / "slurm/check_comm.sbatch").exists()
+    assert "- check_comm" not in (project / ".copier-answers.yml").read_text()
