@@ -19,7 +19,7 @@ demo: ## scaffold a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
 test: lint ## check this repository: linters, then all tests
-	$(PYTHON) -m pytest --numprocesses 2 $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff check .

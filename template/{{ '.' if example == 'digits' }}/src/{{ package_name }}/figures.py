@@ -25,7 +25,7 @@ def draw(
 def confusion_matrix(counts: Tensor) -> Figure:
     """Draw how often each class was taken for each; shades are shares of the true class."""
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    figure = Figure(figsize=(6, 6), layout="constrained")
+    figure = Figure(figsize=(6, 6))
     axes = figure.add_subplot(xlabel="predicted", ylabel="true")
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     classes = range(len(counts))
