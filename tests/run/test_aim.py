@@ -197,7 +197,7 @@ WRITER = """
 store, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 (store.parent / name).touch()
 while len(list(store.parent.glob("writer*"))) < 4:
-    time.sleep(0.001)
+    time.sleep(0.01)
 for attempt in "ab":
     run = Run(store / name, store, name + attempt, f"of {name}", tags=(name, "all"))
     tracker = Tracker(run)

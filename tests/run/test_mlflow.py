@@ -206,7 +206,7 @@ connect = mlflow.MlflowClient
 for round in ("fresh", "old"):  # what the store is in that round
     (folder / f"{round}-{me}").touch()
     while len(list(folder.glob(f"{round}-*"))) < 4:
-        time.sleep(0.001)
+        time.sleep(0.01)
     if round == "old":  # as on a file system where SQLite's own locks do nothing
         without = ("sqlite:///", "sqlite:///file:", "?vfs=unix-none&uri=true")
         mlflow.MlflowClient = lambda uri: connect(uri.replace(*without[:2]) + without[2])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from metrics import reproducible
+from metrics import logged, reproducible
 
 from .conftest import PATIENCE, Job, Launch, edited, srun
 
@@ -161,7 +161,7 @@ def test_signals_to_every_process_of_the_job_end_no_loading_worker(
     job = srun(project, tmp_path / "run", 2, *LONG, *flags)
     ranks = {process.pid for process in job.processes}
     struck: set[int] = set()
-    while max((line["step"] for line in job.metrics()), default=0) < 70:
+    while not logged(job.run_dir, 70):
         assert job.processes[0].poll() is None, job.log
         # Workers and helpers, from their first instant on.
         for pid in processes_of(job) - ranks:
