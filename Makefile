@@ -29,12 +29,13 @@ lint: .venv/ready ## run the linters only
 benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS chooses what
 	$(PYTHON) -m benchmarks $(ARGS)
 
-# torch comes first: the packages that ask for it then leave the build alone that was chosen.
+# torch comes first: the packages that ask for it then leave the build alone that was chosen. Python
+# compiles what is imported; to compile all of it takes a minute more.
 .venv/ready: pyproject.toml
 	$(PYTHON3) -m venv .venv
 	$(PYTHON) -m pip install --upgrade 'pip>=25.1'
-	$(PYTHON) -m pip install $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
-	$(PYTHON) -m pip install --group test
+	$(PYTHON) -m pip install --no-compile $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	$(PYTHON) -m pip install --no-compile --group test
 	@touch $@
 
 .venv/with-peers: .venv/ready
