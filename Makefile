@@ -10,7 +10,7 @@ ARGS ?=
 
 export TORCH TORCH_INDEX PYTHON3
 
-.PHONY: help demo test lint benchmarks clean
+.PHONY: help demo test test-all lint benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -18,7 +18,10 @@ help: ## list the targets
 demo: ## scaffold a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
-test: lint ## check this repository: linters, then all tests
+test: lint ## check this repository: linters, then the tests that a change should pass
+	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+
+test-all: lint ## the same, with the slow tests
 	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: .venv/ready ## run the linters only

@@ -131,6 +131,7 @@ def replaced(node: Any, old: str, new: str) -> Any:  # noqa: ANN401 - what a par
 @given(name=st.sampled_from(sorted(MARKED)), value=TEXTS, tail=st.none() | PIECES)
 @example("description", "{{ 7*7 }} $(id) `id` \"'\\", None)
 @example("partition", "a\n#SBATCH --uid=0", None)
+@pytest.mark.slow
 def test_text_arrives_unchanged_or_is_refused(
     render: Renderer,
     marked: Project,

@@ -17,7 +17,7 @@ from typing import Any
 
 import metrics
 import pytest
-from renderer import render_project
+from renderer import render_project, shrink
 
 from .fork_server import READ_AT_START, Fork, ForkServer
 
@@ -31,11 +31,11 @@ QUICK = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of the default answers, but for torchrun: its code serves both launchers.
 
-    Its package can be imported as `demo`.
+    Its network is small. Its package can be imported as `demo`.
     """
     folder = render_project(tmp_path_factory.mktemp("project") / "demo", launcher="torchrun")
     sys.path.insert(0, str(folder / "src"))
-    return folder
+    return shrink(folder)
 
 
 def edited(project: Path, folder: Path, module: str, old: str, new: str) -> Path:
@@ -51,13 +51,14 @@ def edited(project: Path, folder: Path, module: str, old: str, new: str) -> Path
 
 @pytest.fixture(scope="session")
 def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with everything that an answer can add to the package."""
-    return render_project(
+    """A project with everything that an answer can add to the package, and a small network."""
+    folder = render_project(
         tmp_path_factory.mktemp("full") / "demo",
         setup="full",
         trackers=["tensorboard", "wandb", "aim", "mlflow"],
         sweep="optuna",
     )
+    return shrink(folder)
 
 
 @dataclass

@@ -288,6 +288,7 @@ def test_a_server_that_is_not_there_does_not_stop_training(
     assert not (tmp_path / "trial/.aim").exists()
 
 
+@pytest.mark.slow
 def test_a_server_gets_everything_also_after_it_died(full_project: Path, tmp_path: Path) -> None:
     port = free_port()
     where = {"AIM_REPO": f"aim://127.0.0.1:{port}"}

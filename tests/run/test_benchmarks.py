@@ -20,6 +20,7 @@ def test_ratios_are_those_of_the_same_turn() -> None:
     assert comparison.medians == {"ours": 3, "bare": 3}
 
 
+@pytest.mark.slow
 def test_the_trainer_and_those_beside_it_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "WARM_UP", 50)
     assert steps.ours(SETTING, 4, 50) > 0
@@ -36,6 +37,7 @@ def test_saves_are_timed(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert figures["step"] > 0 and figures["save"] > 0
 
 
+@pytest.mark.slow
 def test_one_rank_of_many_is_played() -> None:
     few, many = (growth.play(SETTING, size, 1, "growing", what="parts") for size in (2, 64))
     assert many["fsdp MiB"] == pytest.approx(few["fsdp MiB"] / 32, rel=0.01)

@@ -141,7 +141,7 @@ def test_ranks_slower_than_asked_for_fail(full_project: Path, tmp_path: Path) ->
     assert f"FAILED: {verdict}" in job.logs[0].read_text()
 
 
-@pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (3, 1)])
+@pytest.mark.parametrize(("ranks", "victim"), [pytest.param(2, 0, marks=pytest.mark.slow), (3, 1)])
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
 def test_a_rank_that_hangs_or_dies_is_named(
     full_project: Path, tmp_path: Path, ranks: int, victim: int, how: str

@@ -1,5 +1,6 @@
 """What README.md and docs/own-model.md tell to do is done."""
 
+import functools
 import os
 import re
 import shutil
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -90,16 +91,16 @@ def example(
 @pytest.fixture(scope="module")
 def whole(
     example: tuple[Path, Sequence[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Job]:
-    """Its run without a stop, by the number of ranks."""
+) -> Callable[[int], Job]:
+    """Return what runs it without a stop on a number of ranks, once."""
     root, flags = example
     folder = tmp_path_factory.mktemp("whole")
-    return {ranks: srun(root, folder / str(ranks), ranks, *flags).wait() for ranks in (2, 3)}
+    return functools.cache(lambda ranks: srun(root, folder / str(ranks), ranks, *flags).wait())
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_an_example_is_stopped_and_goes_on_bit_for_bit(
-    example: tuple[Path, Sequence[str]], whole: dict[int, Job], tmp_path: Path, ranks: int
+    example: tuple[Path, Sequence[str]], whole: Callable[[int], Job], tmp_path: Path, ranks: int
 ) -> None:
     root, flags = example
     job = srun(root, tmp_path / "run", ranks, *flags)
@@ -107,10 +108,10 @@ def test_an_example_is_stopped_and_goes_on_bit_for_bit(
     job.processes[-1].send_signal(signal.SIGTERM)
     assert job.wait().codes == [75] * ranks, job.log
     resumed = srun(root, tmp_path / "run", ranks, *flags).wait()
-    expected = whole[ranks].summary
+    expected = whole(ranks).summary
     assert 5 <= resumed.summary["resumed_from_step"] < expected["global_step"]
     assert resumed.summary["parameters_sha256"] == expected["parameters_sha256"]
-    assert reproducible(resumed.metrics()) == reproducible(whole[ranks].metrics())
+    assert reproducible(resumed.metrics()) == reproducible(whole(ranks).metrics())
     assert "figures.py failed" not in resumed.log
 
 
@@ -129,13 +130,13 @@ export.main([source, "--output", f"{output}/network.pt2", *rest])
 
 
 def test_an_example_predicts_and_is_exported(
-    example: tuple[Path, Sequence[str]], whole: dict[int, Job], tmp_path: Path
+    example: tuple[Path, Sequence[str]], whole: Callable[[int], Job], tmp_path: Path
 ) -> None:
     root, _ = example
     network = ["--network=generator"] * (
         "discriminator" in (root / "src/demo/model.py").read_text()
     )
-    run([sys.executable, "-c", USE, str(whole[2].run_dir), str(tmp_path), *network], root)
+    run([sys.executable, "-c", USE, str(whole(3).run_dir), str(tmp_path), *network], root)
     lines = (tmp_path / "1.jsonl").read_text()
     assert len(lines.splitlines()) in (2_001, 501, 201)
     assert (tmp_path / "2.jsonl").read_text() == lines

@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from renderer import render_project
 
-from .conftest import Launch
+from .conftest import Launch, srun
 
 
 def test_one_two_and_three_ranks_agree_on_an_odd_sized_set(launch: Launch, tmp_path: Path) -> None:
-    """4,001 samples, a prime number: no world size shares them evenly."""
+    """1,001 samples: neither two nor three ranks share them evenly."""
     # Barely trained, so that there is something to disagree about.
     assert launch(1, "--max-steps=5", name="first").summary["test_accuracy"] < 0.9
     flags = (f"--resume={tmp_path / 'first'}", "--max-steps=5", "--test-batch-size=64")
@@ -23,12 +24,14 @@ def test_one_two_and_three_ranks_agree_on_an_odd_sized_set(launch: Launch, tmp_p
 
 
 def test_the_default_recipe_reaches_its_accuracy_on_two_ranks(
-    launch: Launch, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """One epoch: 99.0 % on MNIST where MNIST_DIR names its files, else on the synthetic digits."""
     folder = os.environ.get("MNIST_DIR")
     dataset = ("--dataset=mnist", f"--data-dir={folder}") if folder else ("--dataset=synthetic",)
-    summary = launch(2, *dataset, "--max-steps=1000000").summary
+    project = render_project(tmp_path / "demo")
+    job = srun(project, tmp_path / "run", 2, *dataset, "--max-steps=1000000")
+    summary = job.wait().summary
     with capsys.disabled():
         print(f"\n{dataset[0]}: {summary['test_accuracy']:.2%} after {summary['epochs']} epoch")
     assert summary["epochs"] == 1

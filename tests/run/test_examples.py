@@ -77,7 +77,7 @@ def example(request: pytest.FixtureRequest) -> Example:
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_it_stops_and_goes_on_bit_for_bit_learns_and_predicts(
     example: Example, tmp_path: Path, ranks: int
 ) -> None:

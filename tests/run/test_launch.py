@@ -41,7 +41,14 @@ def test_one_process_without_a_launcher(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signalled", [None, 1], ids=["all", "first"])
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGUSR1,
+        pytest.param(signal.SIGUSR2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
     project: Path, tmp_path: Path, number: signal.Signals, signalled: int | None
 ) -> None:

@@ -220,6 +220,7 @@ for round in ("fresh", "old"):  # what the store is in that round
 """
 
 
+@pytest.mark.slow
 def test_four_processes_write_to_one_store_at_once(full_project: Path, tmp_path: Path) -> None:
     # A process of another node died here, in the middle of a write.
     (tmp_path / "store").mkdir()
@@ -337,6 +338,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_stops_no_run_and_gets_the_rest_later(
     project: Path,
     full_project: Path,

@@ -89,7 +89,13 @@ def test_ranks_with_fewer_samples_count_for_less(linear_project: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("steps", "flags"), [(80, ()), (27, ("--strategy=fsdp", "--accumulate=3", "--lr=0.02"))]
+    ("steps", "flags"),
+    [
+        (80, ()),
+        pytest.param(
+            *(27, ("--strategy=fsdp", "--accumulate=3", "--lr=0.02")), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_an_uneven_stream_neither_hangs_nor_loses_samples(
     launch: Launch, steps: int, flags: tuple[str, ...]
@@ -134,6 +140,7 @@ def test_the_learning_rate_of_each_step_is_logged(launch: Launch) -> None:
     assert rates == pytest.approx([0.3 * share for share in shares])
 
 
+@pytest.mark.slow
 def test_compile_compiles(project: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     job = srun(

@@ -26,7 +26,13 @@ def uninterrupted(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Jo
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"), [("SIGUSR1", 1), ("SIGUSR2", 0), ("SIGTERM", 1), ("SIGINT", 0)]
+    ("name", "rank"),
+    [
+        ("SIGUSR1", 1),
+        ("SIGTERM", 0),
+        pytest.param("SIGUSR2", 0, marks=pytest.mark.slow),
+        pytest.param("SIGINT", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_on_one_rank_stops_all_and_the_next_run_goes_on(
     project: Path, launch: Launch, tmp_path: Path, uninterrupted: Job, name: str, rank: int
@@ -112,13 +118,13 @@ def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("ranks", "flags"),
     [
-        (2, ("--streaming", "--workers=2")),
-        (3, ("--workers=2",)),
+        pytest.param(2, ("--streaming", "--workers=2"), marks=pytest.mark.slow),
+        pytest.param(3, ("--workers=2",), marks=pytest.mark.slow),
         (3, ("--accumulate=3", "--clip-norm=0.5", "--precision=bf16", "--schedule=cosine")),
         (3, ("--strategy=fsdp", "--accumulate=2", "--precision=bf16")),
         (4, ("--streaming",)),  # one rank has a shard less than the others
-        (4, ("--strategy=fsdp", "--clip-norm=0.5")),
-        (8, ()),
+        pytest.param(4, ("--strategy=fsdp", "--clip-norm=0.5"), marks=pytest.mark.slow),
+        pytest.param(8, (), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -152,7 +158,11 @@ def processes_of(job: Job) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("flags", [("--workers=2",), ("--streaming", "--workers=2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [("--workers=2",), pytest.param(("--streaming", "--workers=2"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
 def test_signals_to_every_process_of_the_job_end_no_loading_worker(
     project: Path, launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -201,7 +211,10 @@ def test_loading_workers_leave_with_a_killed_rank(project: Path, tmp_path: Path)
             _send(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(1, ()), (3, ()), (1, ("--streaming",))])
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(1, ("--streaming",)), (3, ()), pytest.param(1, (), marks=pytest.mark.slow)],
+)
 def test_another_world_size_goes_on_and_says_that_it_is_not_exact(
     project: Path, launch: Launch, tmp_path: Path, ranks: int, more: tuple[str, ...]
 ) -> None:

@@ -137,21 +137,18 @@ def torch() -> str:
     return os.environ.get("TORCH", "torch==2.13.0")
 
 
-def test_from_make_setup_to_a_trained_model(tmp_path: Path, torch: str) -> None:
-    """With the default answers, in a folder with a space in its name."""
-    newcomer = render_project(tmp_path / "my work" / "demo", package_name="demo")
-    with (newcomer / "constraints.txt").open("a") as file:
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Path:
+    """A project of the default answers, in a folder with a space in its name."""
+    folder = render_project(tmp_path / "my work" / "demo", package_name="demo")
+    with (folder / "constraints.txt").open("a") as file:
         file.write(f"{OLD_TQDM}\n")
-    setup, python = ["setup", f"TORCH={torch}"], newcomer / ".venv/bin/python"
-    assert "run make setup" in make(newcomer, "train").stderr
+    return folder
 
-    interrupt(newcomer, setup, python.is_symlink)
-    # Its pip comes seconds later.
-    assert not list(newcomer.glob(".venv/lib/python*/site-packages/pip/__main__.py"))
-    interrupt(newcomer, setup, lambda: any(newcomer.glob(".venv/lib/python*/site-packages/torch")))
+
+def test_from_make_setup_to_a_trained_model(newcomer: Path, torch: str) -> None:
     assert "run make setup" in make(newcomer, "train").stderr
-    made(newcomer, *setup)
-    assert made(newcomer, *setup).endswith("Successfully installed demo-0.1.0\n")
+    made(newcomer, "setup", f"TORCH={torch}")
     made(newcomer, "lint")
     report = made(newcomer, "test")
     assert " passed" in report and "skipped" not in report
@@ -162,11 +159,25 @@ def test_from_make_setup_to_a_trained_model(tmp_path: Path, torch: str) -> None:
     summary = json.loads((newcomer / "runs" / "first" / "summary.json").read_text())
     assert (summary["world_size"], summary["global_step"]) == (2, 100)
     assert list((newcomer / "runs" / "first" / "tensorboard").glob("events.*"))
+    assert_own_environment(newcomer, "runs/first")
     script = newcomer / ".venv" / "bin" / "demo"
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
     assert "train" in done.stdout and "download" in done.stdout
 
-    assert_own_environment(newcomer, "runs/first")
+
+@pytest.mark.slow
+def test_an_environment_is_whole_or_said_not_to_be(
+    newcomer: Path, tmp_path: Path, torch: str
+) -> None:
+    setup, python = ["setup", f"TORCH={torch}"], newcomer / ".venv/bin/python"
+    interrupt(newcomer, setup, python.is_symlink)
+    # Its pip comes seconds later.
+    assert not list(newcomer.glob(".venv/lib/python*/site-packages/pip/__main__.py"))
+    interrupt(newcomer, setup, lambda: any(newcomer.glob(".venv/lib/python*/site-packages/torch")))
+    assert "run make setup" in make(newcomer, "train").stderr
+    made(newcomer, *setup)
+    assert made(newcomer, *setup).endswith("Successfully installed demo-0.1.0\n")
+
     made(newcomer, "lock")
     assert {OLD_TQDM, torch} <= set(locked(newcomer)) and "+" not in "".join(locked(newcomer))
     names = [line.partition("==")[0] for line in locked(newcomer)]
@@ -198,6 +209,7 @@ def test_from_make_setup_to_a_trained_model(tmp_path: Path, torch: str) -> None:
     assert not (newcomer / ".venv").exists()
 
 
+@pytest.mark.slow
 def test_uv_makes_the_same_environment_again(tmp_path: Path, torch: str) -> None:
     """On another file system, as for homes with a small quota."""
     project = render_project(tmp_path / "demo", environment="uv", setup="full", trackers=[])
@@ -343,6 +355,7 @@ def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) 
     assert counts("setup.ps1")["--constraint constraints.txt"] == 1
 
 
+@pytest.mark.slow
 def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
     trackers = ["tensorboard", "wandb", "aim", "mlflow"]
     answers = {"setup": "full", "trackers": trackers, "sweep": "optuna"}

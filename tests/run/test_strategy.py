@@ -135,6 +135,7 @@ def test_checkpoints_go_from_one_strategy_and_world_size_to_another(
     assert job.summary["test_loss"] == pytest.approx(whole.summary["test_loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_in_bf16_with_fsdp_ends_where_the_uninterrupted_one_does(
     blocks: Path, sharded: Job, tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_sweep_runs_trials_and_names_the_best(full_project: Path, tmp_path: Pa
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_stopped_sweep_goes_on_with_the_same_trial(
     full_project: Path, tmp_path: Path, name: str
 ) -> None:
@@ -174,6 +174,7 @@ def test_trials_are_drawn(full_project: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_workers_share_the_trials_and_take_over_one_left_behind(
     full_project: Path, tmp_path: Path
 ) -> None:

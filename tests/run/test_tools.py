@@ -37,6 +37,7 @@ def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
         assert "doctor" not in text and "check_comm" not in text and "demo plot" not in text
 
 
+@pytest.mark.slow
 def test_it_trains_and_passes_its_tests(bare: Path, tmp_path: Path) -> None:
     assert srun(bare, tmp_path / "run", 2).wait().summary["world_size"] == 2
     done = subprocess.run(

@@ -60,7 +60,7 @@ def numbers(attempts: list[dict[str, list[Any]]], name: str) -> list[tuple[int, 
     return sorted((row["trainer/step"], row[name]) for row in rows if name in row)
 
 
-@pytest.mark.parametrize("how", ["kill", "terminate"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.slow), "terminate"])
 def test_everything_is_there_once_of_a_resumed_run(
     full_project: Path, tmp_path: Path, how: str
 ) -> None:
@@ -122,7 +122,10 @@ def test_all_ranks_have_runs_of_their_own(full_project: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "env",
     [
-        {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+        pytest.param(
+            {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+            marks=pytest.mark.slow,
+        ),
         # As .env without its key.
         {"WANDB_MODE": "online"},
     ],

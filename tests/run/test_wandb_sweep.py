@@ -138,6 +138,7 @@ def test_a_trial_that_the_server_stops_saves_and_the_next_starts(
 
 
 @pytest.mark.parametrize("whom", ["the sweep", "the ranks"])
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_with_the_trial_that_the_server_names(
     swept: Path, tmp_path: Path, whom: str
 ) -> None:
@@ -168,6 +169,7 @@ def ranks(pid: int) -> list[int]:
     return below or ([pid] if words[-2].startswith(b"--run-dir=") else [])
 
 
+@pytest.mark.slow
 def test_a_sweep_of_failures_fails(swept: Path, tmp_path: Path) -> None:
     with Server([{}] * 9, config(swept)) as server:
         sweep = Sweep(swept, tmp_path, server, launch=["bash", "-c", "exit 3"])

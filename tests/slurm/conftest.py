@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from renderer import render_project
+from renderer import render_project, shrink
 
 from .cluster import Cluster, missing
 from .jobs import Project
@@ -43,11 +43,11 @@ def _clear(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> MakeProject:
-    """Return what renders a project for some answers, and sets it up."""
+    """Return what renders a project for some answers, with a small network, and sets it up."""
 
     def make(**answers: object) -> Project:
         root = tmp_path_factory.mktemp("project") / "demo"
-        render_project(root, **{**ANSWERS, **answers})
+        shrink(render_project(root, **{**ANSWERS, **answers}))
         set_up(root)
         return Project(cluster, root)
 

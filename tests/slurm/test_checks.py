@@ -12,7 +12,7 @@ CPU = ("--device=cpu", "--dataset=synthetic")
 SMALL = ("--device=cpu", "--max-bytes=1048576", "--timeout=20")
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("srun", marks=pytest.mark.slow), "torchrun"])
 def test_ranks_on_two_nodes_understand_each_other(
     projects: dict[str, Project], launcher: str
 ) -> None:

@@ -207,6 +207,7 @@ def test_an_edit_needs_no_new_image_and_each_rank_is_itself(
     assert (named / "new/summary.json").exists() and not hidden.joinpath("new").exists()
 
 
+@pytest.mark.slow
 def test_the_code_of_a_release_is_its_own(project: Project, tmp_path: Path) -> None:
     done = on_login(project, "make", "release", f"BUILD_ARGS={SQUASH}")
     assert done.returncode == 0, done.stderr
@@ -237,6 +238,7 @@ def test_a_stopped_job_comes_back(project: Project, uninterrupted: Job) -> None:
     assert "stopped after a checkpoint, and back to the queue" in job.log
 
 
+@pytest.mark.slow
 def test_a_job_comes_back_whose_image_was_signalled_too(
     project: Project, uninterrupted: Job
 ) -> None:
@@ -253,6 +255,7 @@ def test_a_cancelled_job_stays_away(project: Project) -> None:
     wait_for(lambda: not job.ranks(), lambda: f"ranks are left: {job.ranks()}")
 
 
+@pytest.mark.slow
 def test_torchrun_comes_back_and_the_shared_folder_is_made(
     make_project: MakeProject, project: Project, uninterrupted: Job, tmp_path: Path
 ) -> None:

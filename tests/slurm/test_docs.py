@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pages
+import pytest
 from PIL import Image
 from renderer import TEMPLATE
 
@@ -61,6 +62,7 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
     assert set(re.findall(r"^\d: eth0\S* +UP +(\S+)", addresses, re.M)) >= {"10.77.0.2/24"}
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_path: Path) -> None:
     """A job is preempted, comes back and is drawn; its log is as README.md shows it."""
     project = make_project(trackers=[])

@@ -124,6 +124,7 @@ def check_gone(project: Project, *stopped: dict) -> None:
     assert not [record for record in stopped if Path(record["socket"]).is_socket()]
 
 
+@pytest.mark.slow
 def test_a_run_of_another_node_is_on_every_page(project: Project) -> None:
     said = monitor(project, "start", "--experiment=seen", "--", "--nodelist=n1")
     servers = {record["server"]: record for record in records(project)}
@@ -235,6 +236,7 @@ def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
 
 
 @pytest.mark.skipif("aim" not in SERVERS, reason="Aim has no builds for this Python")
+@pytest.mark.slow
 def test_jobs_log_to_aims_server(project: Project) -> None:
     said = monitor(
         *(project, "start", "aim-server", "--experiment=seen", *tls(project)),

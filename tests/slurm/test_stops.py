@@ -19,7 +19,9 @@ from .jobs import ENDED, Job, Project
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 TRAINING = ("--dataset=synthetic", "--epochs=4", "--batch-size=64", "--log-every=1")
 STEPS = 4 * 117
-both_launchers = pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+both_launchers = pytest.mark.parametrize(
+    "launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
 
 
 def submit(project: Project, *options: str, flags: tuple[str, ...] = (), **env: str) -> Job:
@@ -69,7 +71,7 @@ def check_checkpoints(folder: Path) -> None:
     ("launcher", "options"),
     [
         # The signal comes 60 to 90 seconds after the start, as the script says.
-        ("srun", ("--time=2",)),
+        pytest.param("srun", ("--time=2",), marks=pytest.mark.slow),
         # Here it comes after 15 to 45 seconds.
         ("torchrun", ("--time=1", "--signal=USR2@15")),
     ],
@@ -103,6 +105,7 @@ def test_a_higher_partition_preempts_it(
 
 
 @pytest.mark.parametrize(("strategy", "ranks_per_node"), [("fsdp", 1), ("ddp", 2)])
+@pytest.mark.slow
 def test_sharded_networks_and_four_ranks_come_back_from_preemption(
     projects: dict[str, Project], strategy: str, ranks_per_node: int
 ) -> None:
@@ -129,6 +132,7 @@ def test_sharded_networks_and_four_ranks_come_back_from_preemption(
 
 
 @both_launchers
+@pytest.mark.slow
 def test_an_administrator_requeues_it(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str
 ) -> None:
@@ -138,7 +142,9 @@ def test_an_administrator_requeues_it(
     assert "back to the queue" in job.log
 
 
-@pytest.mark.parametrize(("launcher", "rank"), [("srun", 1), ("torchrun", 0)])
+@pytest.mark.parametrize(
+    ("launcher", "rank"), [pytest.param("srun", 1, marks=pytest.mark.slow), ("torchrun", 0)]
+)
 def test_a_rank_is_killed(
     projects: dict[str, Project], uninterrupted: Job, launcher: str, rank: int
 ) -> None:
@@ -149,6 +155,7 @@ def test_a_rank_is_killed(
     check_same(job, uninterrupted)
 
 
+@pytest.mark.slow
 def test_one_task_of_an_array_comes_back_alone(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
 ) -> None:
@@ -181,7 +188,7 @@ def test_without_requeue_a_stopped_job_ends(make_project: MakeProject) -> None:
     assert "to go on, submit again with --run-dir" in stopped.log
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_node_is_cut_off(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, lost: int
 ) -> None:
@@ -217,6 +224,7 @@ class Model(Model):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_until_the_time_limit(
     make_project: MakeProject, uninterrupted: Job
 ) -> None:
@@ -265,6 +273,7 @@ def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject) -> None:
     assert "ValueError: a fault of the program" in job.log
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_busy_when_the_job_stops(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
 ) -> None:
@@ -291,6 +300,7 @@ def test_a_controller_that_is_busy_when_the_job_stops(
 
 
 @both_launchers
+@pytest.mark.slow
 def test_the_batch_shell_is_killed(
     projects: dict[str, Project], uninterrupted: Job, launcher: str
 ) -> None:
@@ -299,6 +309,7 @@ def test_the_batch_shell_is_killed(
     check_same(job, uninterrupted)
 
 
+@pytest.mark.slow
 def test_rank_0_is_killed_while_it_writes_a_checkpoint(
     projects: dict[str, Project], uninterrupted: Job
 ) -> None:
@@ -354,6 +365,7 @@ def disk(cluster: Cluster) -> FullDisk:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.slow
 def test_the_disk_is_full(
     cluster: Cluster,
     projects: dict[str, Project],

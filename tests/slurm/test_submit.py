@@ -17,7 +17,11 @@ QUICK = ("--dataset=synthetic", "--max-steps=40")
 @pytest.mark.parametrize(
     ("script", "hosts"),
     [
-        (("--nodes=2", "slurm/train_cpu.sbatch"), ["n1", "n1", "n2", "n2"]),
+        pytest.param(
+            ("--nodes=2", "slurm/train_cpu.sbatch"),
+            ["n1", "n1", "n2", "n2"],
+            marks=pytest.mark.slow,  # the tests of stops start it, too
+        ),
         (("slurm/train_single_node.sbatch", "--device=cpu"), ["n1", "n1"]),
         (("slurm/train_multi_node.sbatch", "--device=cpu"), ["n1", "n1", "n2", "n2"]),
     ],
@@ -39,7 +43,7 @@ def test_every_launch_mode_trains(
     assert provenance["slurm"]["SLURM_JOB_ID"] == job.id
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_gpus_that_torch_does_not_see_end_the_job_at_once(
     projects: dict[str, Project], launcher: str
 ) -> None:
@@ -57,6 +61,7 @@ def test_gpus_that_torch_does_not_see_end_the_job_at_once(
     assert "Traceback" not in job.log
 
 
+@pytest.mark.slow
 def test_the_same_command_works_in_an_interactive_allocation(projects: dict[str, Project]) -> None:
     project = projects["srun"]
     train = f"srun .venv/bin/python -m demo train --device=cpu {' '.join(QUICK)} --experiment=here"

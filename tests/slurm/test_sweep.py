@@ -70,7 +70,7 @@ def check_ranks(job: Job, run_dir: Path) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_trial_has_its_settings_on_every_rank_and_is_pruned(
     make_project: MakeProject, launcher: str
 ) -> None:
@@ -92,6 +92,7 @@ def test_a_trial_has_its_settings_on_every_rank_and_is_pruned(
     assert "best is trial-0000" in job.log and (study / "study.png").exists()
 
 
+@pytest.mark.slow
 def test_the_tasks_of_an_array_share_a_study_and_take_over_what_was_left(project: Project) -> None:
     flags = ("--study=shared", "--trials=3", "--max-steps=150", *TRAIN)
     lost = project.sbatch("--no-requeue", *ON_ONE_RANK, "slurm/sweep.sbatch", *flags)
@@ -136,6 +137,7 @@ def test_a_requeued_job_goes_on_with_its_own_trial(cluster: Cluster, project: Pr
     assert second.user_attrs["owner"]["job"] == other.id
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_comes_back(cluster: Cluster, project: Project) -> None:
     flags = ("--study=stopped", "--trials=1", "--max-steps=150", *TRAIN)
     job = project.sbatch(*ON_ONE_RANK, "slurm/sweep.sbatch", *flags)
