@@ -1,7 +1,14 @@
-"""Commands in Markdown pages, for the tests that run them."""
+"""Commands and files in Markdown pages, for the tests that run them."""
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+from renderer import TEMPLATE
+
+BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The complete examples of docs/own-model.md.
+EXAMPLES = ("A GAN", "Fine-tuning with transformers", "Segmentation")
 
 
 @dataclass(frozen=True)
@@ -40,3 +47,13 @@ def anchors(text: str) -> set[str]:
     """Return the names of a page's headings, as links have them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def put_example(project: Path, title: str) -> Path:
+    """Write the files of an example of docs/own-model.md to a project `demo`, and return it."""
+    _, part = (TEMPLATE / "docs/own-model.md").read_text("utf-8").split(f"\n### {title}\n")
+    for name, block in BLOCK.findall(re.split("^##", part, flags=re.MULTILINE)[0]):
+        path = project / name.replace("<package>", "demo")
+        above, below, _ = path.read_text().partition("\ndataset:")
+        path.write_text(f"{above}\n{block}" if below and path.suffix == ".yaml" else block)
+    return project

@@ -68,10 +68,14 @@ def render_project(folder: Path, **answers: object) -> Path:
     return folder
 
 
+PAUSE = '        time.sleep(float(os.environ.get("STEP_SECONDS", 0)))\n'
+
+
 def shrink(project: Path) -> Path:
     """Give the digits a network of a tenth of the work per sample; return the project.
 
-    It is for tests of anything but what the network learns: most of their time went into it.
+    It is for tests of anything but what the network learns: most of their time went into it. With
+    STEP_SECONDS in the environment, each step takes as long, so that a test may stop the training.
     """
     (model,) = project.glob("src/*/model.py")
     text = model.read_text()
@@ -80,6 +84,11 @@ def shrink(project: Path) -> Path:
         ("convolution(24, 48)", "convolution(4, 8)"),
         ("convolution(48, 64)", "convolution(8, 8)"),
         ("64 * 3 * 3", "8 * 3 * 3"),
+        (
+            "        images, labels = batch\n        return F",
+            f"{PAUSE}        images, labels = batch\n        return F",
+        ),
+        ("from collections.abc", "import os\nimport time\nfrom collections.abc"),
     ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -23,6 +23,8 @@ from .fork_server import READ_AT_START, Fork, ForkServer
 
 # Long enough for a slow machine; a rank that takes longer hangs.
 PATIENCE = 300
+# For a training that is to be stopped once something else has started, which may take long.
+PACED = {"STEP_SECONDS": "0.2"}
 # Enough to see training at work, in seconds and without any file.
 QUICK = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=30")
 

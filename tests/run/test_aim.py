@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PATIENCE, Job, clean_environment, free_port, srun
+from .conftest import PACED, PATIENCE, Job, clean_environment, free_port, srun
 
 if TYPE_CHECKING:
     import aim
@@ -114,7 +114,8 @@ def test_everything_is_there_once_of_a_resumed_run(full_project: Path, tmp_path:
     more = ("--tags", "odd", "even", "--histograms-every=100")
     secret = {"API_TOKEN": "correct-horse"}
     first = flags(tmp_path, *more, "--log-every=3")
-    srun(full_project, tmp_path / "trial/run", 1, *first, **secret).interrupt(30, "aim")
+    stopped = srun(full_project, tmp_path / "trial/run", 1, *first, **secret, **PACED)
+    stopped.interrupt(30, "aim")
     job = srun(full_project, tmp_path / "trial/run", 1, *flags(tmp_path, *more), **secret).wait()
     assert job.summary["resumed_from_step"]
 
@@ -207,6 +208,7 @@ for attempt in "ab":
 """
 
 
+@pytest.mark.slow
 def test_four_jobs_that_start_at_once_share_a_repository(
     full_project: Path, tmp_path: Path
 ) -> None:
@@ -295,8 +297,9 @@ def test_a_server_gets_everything_also_after_it_died(full_project: Path, tmp_pat
     mine = flags(tmp_path, "--max-steps=600", "--epochs=3")
     (tmp_path / "served").mkdir()
     with server(tmp_path / "served", port) as process:
-        srun(full_project, tmp_path / "trial/run", 1, *mine, **where).interrupt(30, "aim")
-        job = srun(full_project, tmp_path / "trial/run", 1, *mine, **where)
+        stopped = srun(full_project, tmp_path / "trial/run", 1, *mine, **where, **PACED)
+        stopped.interrupt(30, "aim")
+        job = srun(full_project, tmp_path / "trial/run", 1, *mine, **where, STEP_SECONDS="0.03")
         job.wait_for_step(100)
         stop(process)
     assert job.wait().summary["resumed_from_step"]

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,67 @@ def test_a_checkpoint_that_lacks_keys(launch: Launch, tmp_path: Path) -> None:
     assert job.codes == [1]
     assert "was not saved by this version of the project (KeyError: 'weight')" in job.log
     assert "Traceback" not in job.log
+
+
+def test_a_checkpoint_with_values_of_other_types(launch: Launch, tmp_path: Path) -> None:
+    import torch
+
+    launch(1, "--max-steps=1")
+    path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
+    state = torch.load(path, weights_only=True)
+    state["position"]["step"] = "5"
+    torch.save(state, path)
+    job = launch(1, *QUICK)
+    assert job.codes == [1] and "(TypeError: step is a str)" in job.log
+    assert "Traceback" not in job.log
+
+
+def test_a_damaged_checkpoint_is_not_used(project: Path, launch: Launch, tmp_path: Path) -> None:
+    """torch.load takes changed bytes for what they are now."""
+    launch(1, "--max-steps=1")
+    run = tmp_path / "run"
+    path = run / "checkpoints" / (run / "checkpoints/best").read_text()
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(each ^ 0xFF for each in content[middle : middle + 64])
+    path.write_bytes(content)
+    commands = [["demo", "predict", str(run)], ["demo", "export", str(run)]]
+    commands.append(["demo", "train", f"--run-dir={tmp_path}/other", *QUICK, f"--init-from={run}"])
+    for number, command in enumerate(commands):
+        job = spawn(project, tmp_path / str(number), [command], [{}]).wait()
+        assert job.codes == [1] and f"{path} is no readable checkpoint (" in job.log, job.log
+        assert "Traceback" not in job.log
+
+
+def test_what_a_file_says_is_no_command_to_the_terminal(launch: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    path = folder / "step-00000001.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a\x1b]0;owned\x07", "content")
+    path.write_bytes(path.read_bytes().replace(b"content", b"changed"))
+    job = launch(1, "--max-steps=1")
+    assert "skipping the corrupt checkpoint" in job.log and "owned" in job.log
+    for text in (job.log, (tmp_path / "run/log.txt").read_text()):
+        assert "\x1b" not in text and "\x07" not in text
+
+
+def test_a_log_that_is_a_link_is_refused(launch: Launch, tmp_path: Path) -> None:
+    """A run folder in a shared root has a name that can be guessed."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine").write_text("mine\n")
+    (tmp_path / "run/log.txt").symlink_to(tmp_path / "mine")
+    job = launch(1, "--max-steps=1")
+    assert job.codes == [1] and "can't write to the run folder" in job.log
+    assert (tmp_path / "mine").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("how", ["raise ValueError('mine')", "raise SystemExit('mine')"])
+def test_the_batch_script_hears_of_a_failure(project: Path, tmp_path: Path, how: str) -> None:
+    copy = edited(project, tmp_path / "copy", "data.py", "def load(", f"{how}\n\n\ndef load(")
+    env = {"FAILURE_FILE": str(tmp_path / "failed")}
+    job = srun(copy, tmp_path / "run", 1, **env).wait()
+    assert job.codes == [1] and "mine" in job.log and (tmp_path / "failed").exists()
 
 
 NAME = "n" * 300

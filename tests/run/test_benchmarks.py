@@ -30,7 +30,7 @@ def test_the_trainer_and_those_beside_it_are_timed(monkeypatch: pytest.MonkeyPat
     assert all(defaults.changed(*change).is_dir() for change in defaults.CHANGES.values())
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_saves_are_timed(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "EXAMPLE", (12, 4))
     figures = checkpoints.median_milliseconds(SETTING, 0, strategy, at_once=True)

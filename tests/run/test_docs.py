@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics import reproducible
+from pages import put_example
 from renderer import TEMPLATE, copy_template
 
 from .conftest import PATIENCE, Job, clean_environment, srun
@@ -24,7 +25,6 @@ PYTHON = """#!/bin/bash
 {python} -m venv --without-pip "$3" && ln -s {scripts}/copier "$3/bin/" &&
     printf '%s\\n' {packages} >"$(echo "$3"/lib/python3*/site-packages)/borrowed.pth"
 """
-BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_demo(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_demo(tmp_path: Path) -> None:
 
 
 # Each complete example of the page, with what makes it small.
-EXAMPLES = {
+SMALL = {
     "A GAN": ("--width=16", "--max-steps=200"),
     "Fine-tuning with transformers": ("--width=8", "--max-steps=80"),
     "Segmentation": ("--channels=4", "--max-steps=80"),
@@ -71,20 +71,15 @@ EXAMPLES = {
 def put(project: Path, root: Path, title: str) -> Path:
     """Return a copy of a project with the files of an example of the page."""
     shutil.copytree(project, root)
-    _, part = (TEMPLATE / "docs/own-model.md").read_text("utf-8").split(f"\n### {title}\n")
-    for name, block in BLOCK.findall(re.split("^##", part, flags=re.MULTILINE)[0]):
-        path = root / name.replace("<package>", "demo")
-        above, below, _ = path.read_text().partition("\ndataset:")
-        path.write_text(f"{above}\n{block}" if below and path.suffix == ".yaml" else block)
-    return root
+    return put_example(root, title)
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
+@pytest.fixture(scope="module", params=SMALL)
 def example(
     request: pytest.FixtureRequest, project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Sequence[str]]:
     """A project with the files of an example, and flags."""
-    flags = ("--log-every=1", "--validate-every=30", *EXAMPLES[request.param])
+    flags = ("--log-every=1", "--validate-every=30", *SMALL[request.param])
     return put(project, tmp_path_factory.mktemp("example") / "demo", request.param), flags
 
 

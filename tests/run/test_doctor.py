@@ -51,11 +51,7 @@ class Place:
         self.bin.mkdir()
         for tool in ("bash", "cat", "sleep"):
             (self.bin / tool).symlink_to(shutil.which(tool) or tool)
-        self.env = {
-            "PATH": str(self.bin),
-            "PYTHONPATH": f"{self.project / 'stubs'}:{self.project / 'src'}",
-            "HOME": str(folder),
-        }
+        self.env = {"PATH": str(self.bin), "HOME": str(folder)}
 
     def commands(self, commands: Files) -> None:
         """Put stand-ins for commands on the PATH."""
@@ -72,8 +68,8 @@ class Place:
     def doctor(self, *flags: str, **env: str) -> tuple[int, list[str]]:
         """Run the command alone; return its exit code and its lines."""
         command = ["demo", "doctor", *flags]
-        job = spawn(self.project, self.bin.parent / "doctor", [command], [{**self.env, **env}])
-        job.wait()
+        env = self.with_stubs({**self.env, **env})
+        job = spawn(self.project, self.bin.parent / "doctor", [command], [env]).wait()
         assert "Traceback" not in job.log, job.log
         return job.codes[0], job.log.splitlines()
 
@@ -82,11 +78,18 @@ class Place:
         started = tasks(ranks, **self.env, SLURM_STEP_NODELIST="n[1-2]")
         # Fewer nodes than ranks: the others never come.
         envs = [
-            {**task, "SLURM_LOCALID": "0", **node}
+            self.with_stubs({**task, "SLURM_LOCALID": "0", **node})
             for task, node in zip(started, nodes, strict=False)
         ]
         command = ["demo", "doctor", *QUIET, *flags]
         return spawn(self.project, self.bin.parent / "nodes", [command] * len(envs), envs).wait()
+
+    def with_stubs(self, env: dict[str, str]) -> dict[str, str]:
+        """Return an environment in which the stubs are there, if the test uses one."""
+        stubs = self.project / "stubs"
+        if "AT_START" in env or len(list(stubs.iterdir())) > 1:
+            return {"PYTHONPATH": f"{stubs}:{self.project / 'src'}", **env}
+        return env
 
     def elsewhere(self) -> Path:
         """Return a copy of the project: where a node is whose folder is its own."""

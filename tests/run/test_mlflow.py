@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import PATIENCE, Job, free_port, spawn, srun
+from .conftest import PACED, PATIENCE, Job, free_port, spawn, srun
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 mlflow = pytest.importorskip("mlflow")
@@ -68,11 +68,11 @@ def test_a_killed_run_of_two_tracked_ranks_comes_to_its_end(
     flags += ("--track-all-ranks", "--register-model=Digits")
     uri = f"sqlite:///{tmp_path}/runs/trial/mlflow.db"
 
-    def start() -> Job:
-        return train(full_project, tmp_path / "run", *flags, ranks=2)
+    def start(**env: str) -> Job:
+        return train(full_project, tmp_path / "run", *flags, ranks=2, **env)
 
-    killed = start()
-    killed.wait_for_step(205)
+    killed = start(**PACED)
+    killed.wait_for_tracker(205, "mlflow")
     killed.kill()
     assert newest_checkpoint(killed) == 117
     reader = Reader(uri)
@@ -179,7 +179,7 @@ def registered() -> torch.nn.Module:
 def test_a_run_that_is_stopped_or_fails_says_so(full_project: Path, tmp_path: Path) -> None:
     flags = ("--epochs=9", "--max-steps=2000")
     uri = f"sqlite:///{tmp_path}/runs/trial/mlflow.db"
-    stopped = train(full_project, tmp_path / "run", *flags)
+    stopped = train(full_project, tmp_path / "run", *flags, **PACED)
     stopped.wait_for_tracker(30, "mlflow", saved=False)
     stopped.processes[0].terminate()
     assert stopped.wait().codes == [75], stopped.log
@@ -348,11 +348,11 @@ def test_a_server_that_dies_stops_no_run_and_gets_the_rest_later(
 ) -> None:
     env = {"MLFLOW_TRACKING_URI": server.uri, **server.secrets}
 
-    def start(name: str, *flags: str) -> Job:
-        return train(full_project, tmp_path / name, *flags, **env)
+    def start(name: str, *flags: str, **more: str) -> Job:
+        return train(full_project, tmp_path / name, *flags, **env, **more)
 
     whole = start("whole", "--register-model=Digits").wait()
-    broken = start("broken", "--max-steps=160", "--log-every=1", "--epochs=9")
+    broken = start("broken", "--max-steps=160", "--log-every=1", "--epochs=9", **PACED)
     broken.wait_for_step(40)
     server.kill()
     absent = start("absent")

@@ -1,6 +1,7 @@
 """Curves are drawn from what runs leave behind, and can be told apart."""
 
 import json
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -177,6 +178,26 @@ def test_a_line_that_is_being_written_and_a_run_that_just_began(
     (found,) = plot.load([tmp_path])
     assert found.lines == CURVE
     assert f"{began} is left out" in capsys.readouterr().err
+
+
+def test_what_others_wrote_ends_no_picture(
+    plot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from demo.core.errors import UsageError
+
+    (tmp_path / "folder/metrics.jsonl").mkdir(parents=True)
+    (tmp_path / "folder/config.yaml").touch()
+    huge = [{"step": 10**400, "train/loss": 1}, {"step": 1, "train/loss": 10**400}]
+    write_run(tmp_path / "huge", [*huge, {"step": 2, "train/loss": 1.0, r"$\frac{$": 2}])
+    write_run(tmp_path / "odd", [{"step": 1, "train/loss": "x", "time": "soon", "epoch": "one"}])
+    pipe = write_run(tmp_path / "pipe") / "config.yaml"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    assert plot.main([str(tmp_path), f"--output={tmp_path}/drawn.png"]) == 0
+    assert "folder/metrics.jsonl is left out" in capsys.readouterr().err
+    for x in ("time", "epoch"):
+        with pytest.raises(UsageError, match="use --x step"):
+            plot.main([str(tmp_path / "odd"), f"--x={x}"])
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf", "PNG"])

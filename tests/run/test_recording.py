@@ -81,6 +81,7 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
         (("loss", 1), "the training loop logs: rename it"),
         (("train/lr/network0", 1), "the training loop logs: rename it"),
         (("train/generator_loss", 1), "the training loop logs: rename it"),
+        (("data_seconds", 1), "the training loop logs: rename it"),
         (("tokens_per_second", 1), "the training loop logs: rename it"),
         (("validation/mae", 1), "in training: 'mae' gets the split's name"),
         (("loss (mine)", 1), "use letters, digits"),

@@ -278,7 +278,8 @@ def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Pa
     launch(1, *flags)
     for path in run.glob("checkpoints/*.pt"):
         os.truncate(path, 100)
-    kept = ("metrics.jsonl", "summary.json", *(f"checkpoints/{p.name}" for p in checkpoints(run)))
+    kept = ("metrics.jsonl", "summary.json", "config.yaml", "provenance.json")
+    kept += tuple(f"checkpoints/{path.name}" for path in checkpoints(run))
     before = {name: (run / name).read_bytes() for name in kept}
 
     anew = launch(1, *flags, "--max-steps=4")
@@ -288,6 +289,20 @@ def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Pa
     assert {name: (run / "earlier-1" / name).read_bytes() for name in kept} == before
     assert [path.name for path in checkpoints(run)] == ["step-00000004.pt"]
     assert {line["step"] for line in anew.metrics()} == {1, 2, 3, 4}
+
+
+def test_a_prolonged_run_that_is_killed_at_its_end_is_finished(
+    launch: Launch, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kept = [launch(1, "--max-steps=3", "--log-every=1") and (run / "summary.json").read_bytes()]
+    whole = launch(1, "--max-steps=6", "--log-every=1").metrics()
+    # As a kill leaves it between the line of the test and the summary.
+    (run / "summary.json").write_bytes(kept[0])
+    job = launch(1, "--max-steps=6", "--log-every=1")
+    assert (job.summary["global_step"], job.summary["resumed_from_step"]) == (6, 6)
+    assert reproducible(job.metrics()) == reproducible(whole)
+    assert "nothing is left to do" in launch(1, "--max-steps=6").log
 
 
 def checkpoints(run: Path) -> list[Path]:

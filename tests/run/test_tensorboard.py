@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from .conftest import Launch, srun
+from .conftest import PACED, Launch, srun
 
 SHORT = (
     "--batch-size=32",
@@ -33,7 +33,7 @@ def test_everything_is_there_once_of_a_resumed_run(
     project: Path, launch: Launch, tmp_path: Path
 ) -> None:
     flags = (*SHORT, "--tags", "odd", "even", "--histograms-every=100", "--experiment=trial")
-    srun(project, tmp_path / "run", 2, *flags).interrupt(30, "tensorboard")
+    srun(project, tmp_path / "run", 2, *flags, **PACED).interrupt(30, "tensorboard")
     job = launch(2, *flags)
     assert job.summary["resumed_from_step"]
     events = tensorboard(job.run_dir / "tensorboard")
@@ -68,7 +68,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again_in_its_p
     project: Path, launch: Launch, tmp_path: Path
 ) -> None:
     flags = (*SHORT, "--checkpoint-every=1000")
-    srun(project, tmp_path / "run", 1, *flags).interrupt(30, "tensorboard", saved=False)
+    stopped = srun(project, tmp_path / "run", 1, *flags, **PACED)
+    stopped.interrupt(30, "tensorboard", saved=False)
     job = launch(1, *flags)
     events = tensorboard(job.run_dir / "tensorboard")
     assert [event.step for event in events.Scalars("train/loss")] == STEPS

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from .conftest import QUICK, Launch, clean_environment, srun
+from .conftest import PACED, QUICK, Launch, clean_environment, srun
 from .test_tensorboard import STEPS, tensorboard
 
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
@@ -248,9 +248,10 @@ def test_sync_leaves_a_run_alone_that_trains(project: Path, tmp_path: Path) -> N
         "--max-steps=100000",
         "--epochs=999",
         "--trackers=tensorboard",
+        **PACED,
     )
     try:
-        job.wait_for_step(20)
+        job.wait_for_tracker(20, "tensorboard")
         events = list((tmp_path / "run/tensorboard").iterdir())
         done = command(project, "sync", str(tmp_path))
         assert done.returncode == 0

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import wandb
 
-from .conftest import render_project, srun
+from .conftest import PACED, render_project, srun
 
 SHORT = (
     "--batch-size=32",
@@ -65,7 +65,7 @@ def test_everything_is_there_once_of_a_resumed_run(
     full_project: Path, tmp_path: Path, how: str
 ) -> None:
     flags = (*SHORT, "--tags", "odd", "--experiment=trial", "--histograms-every=100")
-    job = srun(full_project, tmp_path / "run", 2, *flags)
+    job = srun(full_project, tmp_path / "run", 2, *flags, **PACED)
     if how == "kill":
         job.interrupt(30, "wandb")
     else:

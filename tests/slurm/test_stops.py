@@ -32,6 +32,13 @@ def submit(project: Project, *options: str, flags: tuple[str, ...] = (), **env: 
     return project.sbatch(*ON_TWO_NODES, *options, "slurm/train_cpu.sbatch", *flags, **env)
 
 
+def suspend(job: Job) -> Job:
+    """Suspend the ranks, as training might end before Slurm stops it; Slurm wakes whom it ends."""
+    for rank in job.ranks().values():
+        rank.suspend()
+    return job
+
+
 @pytest.fixture(scope="session")
 def uninterrupted(projects: dict[str, Project]) -> Job:
     """The job that the others are compared with; for both launchers, since they train alike."""
@@ -80,10 +87,7 @@ def test_the_time_limit_nears(
     projects: dict[str, Project], uninterrupted: Job, launcher: str, options: tuple[str, ...]
 ) -> None:
     job = submit(projects[launcher], *options).wait_for_step(30)
-    # Training would be done by then: it takes a rest, from which Slurm wakes whom it signals.
-    for rank in job.ranks().values():
-        rank.suspend()
-    job.wait_for_restart()
+    suspend(job).wait_for_restart()
     projects[launcher].cluster.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=1-0")
     check_same(job, uninterrupted)
     assert "stopped after a checkpoint, and back to the queue" in job.log
@@ -94,7 +98,7 @@ def test_the_time_limit_nears(
 def test_a_higher_partition_preempts_it(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str
 ) -> None:
-    job = submit(projects[launcher]).wait_for_step(30)
+    job = suspend(submit(projects[launcher]).wait_for_step(30))
     rival = projects[launcher].sbatch(
         *("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     )
@@ -115,7 +119,7 @@ def test_sharded_networks_and_four_ranks_come_back_from_preemption(
     whole = submit(projects["srun"], *options, flags=flags)
     assert whole.summary["global_step"] == 150
     assert whole.summary["world_size"] == 2 * ranks_per_node
-    job = submit(projects["srun"], *options, flags=flags).wait_for_step(30)
+    job = suspend(submit(projects["srun"], *options, flags=flags).wait_for_step(30))
     rival = projects["srun"].sbatch(
         *("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     )
@@ -136,7 +140,7 @@ def test_sharded_networks_and_four_ranks_come_back_from_preemption(
 def test_an_administrator_requeues_it(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str
 ) -> None:
-    job = submit(projects[launcher]).wait_for_step(30)
+    job = suspend(submit(projects[launcher]).wait_for_step(30))
     cluster.run("scontrol", "requeue", job.id)
     check_same(job, uninterrupted)
     assert "back to the queue" in job.log

@@ -178,11 +178,13 @@ def copier_says(project: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=project, capture_output=True, text=True)
 
 
-def test_another_package_name_is_refused(project: Path) -> None:
+def test_another_package_name_or_example_is_refused(project: Path) -> None:
     before = contents(project)
     for answers in ({"package_name": "other"}, ANSWERS | {"package_name": "other"}):
         with pytest.raises(ValueError, match=r"package_name.*must stay demo: .*docs/updating.md"):
             update(project, **answers)
+    with pytest.raises(ValueError, match=r"example.*must stay digits: .*docs/updating.md"):
+        update(project, example="text")
     assert contents(project) == before and not git(project, "status", "--porcelain")
     # Another title is no other package.
     assert "# Other" in update(project, project_name="Other")["README.md"]

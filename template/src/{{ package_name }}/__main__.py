@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from .core.errors import LostRankError, UsageError, printable
+from .core.errors import LostRankError, PrintableFormatter, UsageError, printable
 
 
 def train(argv: Sequence[str]) -> int:
@@ -141,11 +141,18 @@ def main() -> None:
         near = difflib.get_close_matches(name, available, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    shown = logging.StreamHandler()
+    shown.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(handlers=[shown], level=logging.INFO)
     try:
         load_env()
         command, _ = available[name]
         sys.exit(command(argv))
+    except SystemExit as leaving:
+        # One that the user's code raises is a failure like any other; 75 is a stop by a signal.
+        if leaving.code not in (None, 0, 75):
+            note_failure()
+        raise
     except Exception as error:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough

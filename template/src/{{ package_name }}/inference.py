@@ -73,6 +73,7 @@ def load(
     path = find_checkpoint(Path(source), which)
     folder = path.parent.parent
     settings = settings or Settings.from_yaml(folder / "config.yaml")
+    restore.refuse_damage(path)
     state = restore.load(path)
     learner = model_class()(settings)
     built = learner.build()

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from .core.checkpoint.store import Checkpoints
 from .core.config import Settings
-from .core.errors import UsageError
-from .core.filesystem import set_aside, write_atomically
+from .core.errors import PrintableFormatter, UsageError
+from .core.filesystem import open_no_link, set_aside, write_atomically
 from .core.output import provenance
 from .core.output.metrics import JsonLines
 from .core.output.status import Status, StatusFile
@@ -114,9 +114,9 @@ class RunLogger:
         facts = provenance.collect(world)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._set_aside(resume_step)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
-            self._set_aside(resume_step)
             self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step, lines)
             self.log = log_to(self.folder / "log.txt")
         except OSError as error:
@@ -141,6 +141,9 @@ class RunLogger:
                 for name in ("metrics.jsonl", "summary.json")
                 if (path := self.folder / name).exists() and path.stat().st_size
             ]
+        if left and resume_step == 0:
+            described = (self.folder / name for name in ("config.yaml", "provenance.json"))
+            left += [path for path in described if path.exists()]
         if left:
             log.warning(
                 "moved what an earlier run had left in %s to %s",
@@ -276,9 +279,13 @@ def described(settings: Settings, facts: Mapping[str, Any], resume_step: int, ra
 
 
 def log_to(path: Path) -> logging.Handler:
-    """Append what is logged to a file, too, and what was logged before; a full disk loses some."""
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    """Append what is logged to a file, too, and what was logged before; a full disk loses some.
+
+    Raises:
+        OSError: it can't be written, or is a link, which another user may have put there.
+    """
+    file = logging.StreamHandler(open_no_link(path))
+    file.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
     file.handleError = lambda record: None  # type: ignore[method-assign]
     (memory,) = (each for each in logging.getLogger().handlers if isinstance(each, MemoryHandler))
     memory.setTarget(file)

@@ -4,12 +4,14 @@ import logging
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from . import data
 from .core.errors import UsageError
+from .core.filesystem import read_object
 from .core.loading.batches import TrainBatches
 from .core.loading.seeds import seed_torch
 from .core.loading.steps import Loaded, StepLoader, sizes
@@ -17,7 +19,7 @@ from .core.nested import to_device
 from .core.output import run_lock
 from .core.output.log import log_data_wait, log_start, set_up_logging
 from .core.output.metrics import Meter
-from .core.output.record import record
+from .core.output.record import STORE
 from .core.ranks.consistency import refuse_different_samples, refuse_different_settings
 from .core.ranks.process_group import joined, lost_ranks_named
 from .core.ranks.signals import EXIT_CODE, StopRequest
@@ -106,8 +108,8 @@ class Trainer:
         if settings.dry_run:
             return 0
         resumed = checkpointing.resumed_from or 0
-        summary = checkpointing.run_dir / "summary.json"
-        if resumed and self.position.is_end(settings) and world.broadcast(summary.exists()):
+        finished = world.broadcast(_is_summed_up(checkpointing.run_dir, self.position.step))
+        if resumed and finished and self.position.is_end(settings):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
         self.evaluator.check(self.datasets.validation)
@@ -176,7 +178,7 @@ class Trainer:
     def _next(self, steps: Iterator[list[Loaded]]) -> list[Loaded]:
         """Return the next step's batches, and record how long they were waited for."""
         loaded = next(steps)
-        record("train/data_seconds", self.loader.waited)
+        STORE.add("train/data_seconds", self.loader.waited, 1)
         return loaded
 
     def _train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
@@ -279,6 +281,14 @@ class Trainer:
             self.stop.received or "a signal to another rank",
             self.checkpointing.run_dir,
         )
+
+
+def _is_summed_up(run_dir: Path, step: int) -> bool:
+    """Return whether summary.json is of this step, and not of one before the run was prolonged."""
+    try:
+        return read_object(run_dir / "summary.json", {}).get("global_step") == step
+    except (OSError, ValueError):
+        return False
 
 
 def _is_due(every: int, step: int) -> bool:

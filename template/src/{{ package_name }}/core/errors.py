@@ -1,4 +1,6 @@
-"""The errors that are answered with one line instead of a traceback."""
+"""The errors that are answered with one line instead of a traceback, and how lines are shown."""
+
+import logging
 
 
 class UsageError(Exception):
@@ -10,6 +12,15 @@ class UsageError(Exception):
 
 class LostRankError(UsageError):
     """Another rank is gone or does not answer; this one has done nothing wrong."""
+
+
+class PrintableFormatter(logging.Formatter):
+    """Spells out what a terminal would act on: a log may quote another user's file."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, without its traceback."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 def printable(text: str) -> str:

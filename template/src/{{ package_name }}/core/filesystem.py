@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
@@ -32,6 +32,19 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
         temporary.unlink(missing_ok=True)
         raise
     sync_names(path.parent)
+
+
+def open_no_link(path: Path) -> TextIO:
+    """Open a text file to append to it; a link is refused, as it may lead to anybody's file.
+
+    Raises:
+        OSError: it can't be opened, or is a link.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    return open(path, "a", encoding="utf-8", opener=opener)
 
 
 def set_aside(paths: Sequence[Path], folder: Path) -> Path:
@@ -65,7 +78,7 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
         OSError: it can't be read.
         ValueError: it is no JSON object, or a value is of another type or out of range.
     """
-    _refuse_pipes(path)
+    refuse_pipes(path)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -96,7 +109,7 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
     """
     lines = []
     if path.exists():
-        _refuse_pipes(path)
+        refuse_pipes(path)
         with path.open("rb") as file:
             if last_bytes is not None:
                 file.seek(max(path.stat().st_size - last_bytes, 0))
@@ -106,12 +119,13 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
                 values = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(values, dict) and isinstance(values.get("step"), int):
+            step = values.get("step") if isinstance(values, dict) else None
+            if isinstance(step, int) and in_range(step):
                 lines.append(values)
     return lines
 
 
-def _refuse_pipes(path: Path) -> None:
+def refuse_pipes(path: Path) -> None:
     """Refuse what is no file: to read a pipe would be to wait for its writer."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file")

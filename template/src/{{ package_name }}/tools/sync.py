@@ -56,7 +56,16 @@ def main(argv: Sequence[str]) -> int:
             if named
             else "no run is named: name its folder, such as runs/demo/7"
         )
-    return max(sync(directory, flags.trackers) for directory in directories)
+    return max(_sync_one(directory, flags.trackers) for directory in directories)
+
+
+def _sync_one(directory: Path, names: Sequence[str]) -> int:
+    """Send what trackers lack of one run; a run that can't be read ends no other one's turn."""
+    try:
+        return sync(directory, names)
+    except OSError as error:
+        log.error("can't read %s: %s", error.filename or directory, error.strerror)
+        return 1
 
 
 def sync(directory: Path, names: Sequence[str]) -> int:

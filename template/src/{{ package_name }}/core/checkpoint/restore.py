@@ -22,6 +22,7 @@ from .store import (
     patiently,
     read_through,
     shards_of,
+    step_of,
 )
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,17 @@ def _read(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa: ANN40
     return each_leaf(fill, state)
 
 
+def refuse_damage(path: Path) -> None:
+    """Refuse a checkpoint with a changed byte, which torch.load does not notice.
+
+    Raises:
+        UnreadableError: it is damaged, or no checkpoint.
+        UsageError: it can't be read.
+    """
+    if fault := patiently(partial(find_fault, path), path):
+        raise UnreadableError(f"{path} is no readable checkpoint ({fault}): name another one")
+
+
 def weights(source: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
     """Return a file and the parameters of the networks in it, by the networks' names.
 
@@ -186,6 +198,8 @@ def weights(source: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
     if source.is_dir():
         checkpoints = Checkpoints(source / "checkpoints")
         path = checkpoints.best() or checkpoints.newest() or source
+    if step_of(path.name) is not None:
+        refuse_damage(path)
     try:
         state = patiently(partial(_read, path, lambda *_: None), path)
     except UsageError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Settings
-from ..errors import printable
+from ..errors import PrintableFormatter, printable
 from ..ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 def set_up_logging(world: World, all_ranks: bool) -> None:
     """Prefix log lines with the rank; let rank 0 alone speak below warnings, or all ranks."""
-    logging.basicConfig(
-        format=f"%(asctime)s [rank {world.rank}] %(message)s",
-        datefmt="%H:%M:%S",
-        level=logging.INFO if world.is_main or all_ranks else logging.WARNING,
-        force=True,
+    level = logging.INFO if world.is_main or all_ranks else logging.WARNING
+    shown = logging.StreamHandler()
+    shown.setFormatter(
+        PrintableFormatter(f"%(asctime)s [rank {world.rank}] %(message)s", "%H:%M:%S")
     )
+    logging.basicConfig(level=level, handlers=[shown], force=True)
     if world.is_main:
         # Keeps what is said until the run folder has a file for it (report.py).
         logging.getLogger().addHandler(MemoryHandler(capacity=0))

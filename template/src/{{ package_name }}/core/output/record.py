@@ -25,6 +25,7 @@ How = Literal["mean", "sum", "max", "each"]
 # What the loop itself logs.
 TAKEN = re.compile(
     r"step|time|epoch|train/lr(/.*)?|train/(\w+_)?(loss|gradient_norm)|train/\w+_per_second"
+    r"|train/data_seconds"
 )
 NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)
 Total = dict[str, tuple[How, float, float]]

@@ -88,5 +88,12 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position that `as_dict` returned the values of."""
+        """Return the position that `as_dict` returned the values of.
+
+        Raises:
+            TypeError: they are others, or one is no number.
+        """
+        for name, value in values.items():
+            if not isinstance(value, int | float | None):
+                raise TypeError(f"{name} is a {type(value).__name__}")
         return cls(**values)

@@ -85,9 +85,12 @@ def figure(
         UsageError: a metric is in none of the runs, or a run does not tell what x needs.
     """
     # Not pyplot: it looks for a display and keeps figures. Late: it takes half a second.
+    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    # A metric or a run may have a dollar in its name, which is no formula.
+    matplotlib.rcParams["text.parse_math"] = False
     panels = choose(runs, metrics)
     unit, places = positions(runs, x)
     colours = palette(len(runs))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from ...core.errors import UsageError, printable
-from ...core.filesystem import read_lines
+from ...core.filesystem import in_range, read_lines, refuse_pipes
 from ..runs import find_runs
 
 # Settings that do not change a curve.
@@ -47,11 +46,15 @@ def load(folders: Sequence[Path]) -> list[Curves]:
     """
     runs = []
     for folder in find_runs(folders):
-        if lines := in_order(read_lines(folder / "metrics.jsonl")):
+        try:
+            lines, reason = in_order(read_lines(folder / "metrics.jsonl")), "no line in it"
+        except OSError as error:
+            lines, reason = [], str(error.strerror)
+        if lines:
             runs.append((folder, lines))
         else:
-            shown = printable(str(folder))
-            print(f"{shown} is left out: no line in its metrics.jsonl", file=sys.stderr)
+            path = printable(str(folder / "metrics.jsonl"))
+            print(f"{path} is left out: {reason}", file=sys.stderr)
     if not runs:
         where = f"in {', '.join(map(str, folders))}" if folders else "without a folder"
         raise UsageError(f"nothing to draw {where}: name folders of runs that have logged a step")
@@ -86,6 +89,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Return a run's settings and its number of ranks, as far as its folder tells."""
     settings = {}
     try:
+        refuse_pipes(folder / "config.yaml")
         settings.update(yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
         provenance = json.loads((folder / "provenance.json").read_text("utf-8"))
         settings["ranks"] = provenance["world_size"]
@@ -124,7 +128,7 @@ def positions(runs: Sequence[Curves], x: X) -> tuple[str, list[list[float]]]:
     if x == "epoch":
         return "epoch", [epochs(run) for run in runs]
     for run in runs:
-        if not all("time" in line for line in run.lines):
+        if not all(is_number(line.get("time")) for line in run.lines):
             raise UsageError(f"{run.folder} has no times in its metrics.jsonl: use --x step")
     times = [[line["time"] - run.lines[0]["time"] for line in run.lines] for run in runs]
     longest = max(max(each) for each in times)
@@ -144,7 +148,9 @@ def epochs(run: Curves) -> list[float]:
     """
     ends = [(0, 0.0)]
     for line in run.lines:
-        if line.get("epoch", 0) > ends[-1][1]:  # not where max_steps cut one short
+        if (
+            is_number(line.get("epoch")) and line["epoch"] > ends[-1][1]
+        ):  # not where max_steps cut one short
             ends.append((line["step"], line["epoch"]))
     if len(ends) == 1:
         raise UsageError(f"{run.folder} has not come to the end of an epoch: use --x step")
@@ -163,5 +169,10 @@ def points(run: Curves, metric: str, xs: Sequence[float]) -> Points:
     return [
         (x, line[metric])
         for x, line in zip(xs, run.lines, strict=True)
-        if isinstance(line.get(metric), int | float) and math.isfinite(line[metric])
+        if is_number(line.get(metric))
     ]
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value that somebody wrote is a finite number that can be drawn."""
+    return isinstance(value, int | float) and in_range(value)
