@@ -68,14 +68,14 @@ def render_project(folder: Path, **answers: object) -> Path:
     return folder
 
 
-PAUSE = '        time.sleep(float(os.environ.get("STEP_SECONDS", 0)))\n'
+PAUSE = '        time.sleep(float(os.environ.get("STEP_SECONDS", 0.01)))\n'
 
 
 def shrink(project: Path) -> Path:
     """Give the digits a network of a tenth of the work per sample; return the project.
 
-    It is for tests of anything but what the network learns: most of their time went into it. With
-    STEP_SECONDS in the environment, each step takes as long, so that a test may stop the training.
+    It is for tests of anything but what it learns: most of their time went into the network.
+    A pause makes a step as long as before, so that a test can stop the training.
     """
     (model,) = project.glob("src/*/model.py")
     text = model.read_text()

@@ -1,6 +1,7 @@
 """Numbers that model.py records come to one number over all ranks."""
 
 import shutil
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -50,10 +51,11 @@ def recording(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
     # Stopped in between two log lines, once.
-    flags = (*FLAGS, "--checkpoint-every=7")
+    flags = (*FLAGS, "--checkpoint-every=7", "--keep-checkpoints=20")
     job = srun(recording, tmp_path / "run", 2, *flags)
     while not list(job.run_dir.glob("checkpoints/step-*35.pt")):
         assert job.processes[0].poll() is None, job.log
+        time.sleep(0.01)
     job.kill()
     job = srun(recording, tmp_path / "run", 2, *flags).wait()
     assert job.summary["resumed_from_step"] % 29
