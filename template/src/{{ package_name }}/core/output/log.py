@@ -22,7 +22,7 @@ def set_up_logging(world: World, all_ranks: bool) -> None:
     )
     logging.basicConfig(level=level, handlers=[shown], force=True)
     if world.is_main:
-        # Keeps what is said until the run folder has a file for it (report.py).
+        # Keeps what is said until the run folder has a file for it (run_logger.py).
         logging.getLogger().addHandler(MemoryHandler(capacity=0))
     # It logs the fonts that it finds.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
