@@ -44,6 +44,7 @@ def test_types_fit(answers: dict, cache: Path, tmp_path: Path) -> None:
     check(render_project(tmp_path / "demo", **answers), cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", pages.EXAMPLES)
 def test_types_of_own_models_fit(title: str, cache: Path, tmp_path: Path) -> None:
     check(pages.put_example(render_project(tmp_path / "demo"), title), cache)
