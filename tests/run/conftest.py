@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ class Job:
         """End what still runs, with everything that it started."""
         for process in self.processes:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it left just now, since another rank is gone
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     def wait_for_step(self, step: int) -> None:

@@ -194,7 +194,7 @@ def test_what_others_wrote_ends_no_picture(
     pipe.unlink()
     os.mkfifo(pipe)
     assert plot.main([str(tmp_path), f"--output={tmp_path}/drawn.png"]) == 0
-    assert "folder/metrics.jsonl is left out" in capsys.readouterr().err
+    assert "folder is left out: can't read its metrics.jsonl" in capsys.readouterr().err
     for x in ("time", "epoch"):
         with pytest.raises(UsageError, match="use --x step"):
             plot.main([str(tmp_path / "odd"), f"--x={x}"])

@@ -47,14 +47,14 @@ def load(folders: Sequence[Path]) -> list[Curves]:
     runs = []
     for folder in find_runs(folders):
         try:
-            lines, reason = in_order(read_lines(folder / "metrics.jsonl")), "no line in it"
-        except OSError as error:
-            lines, reason = [], str(error.strerror)
+            lines, reason = in_order(read_lines(folder / "metrics.jsonl")), "no line in"
+        except OSError:
+            lines, reason = [], "can't read"
         if lines:
             runs.append((folder, lines))
         else:
-            path = printable(str(folder / "metrics.jsonl"))
-            print(f"{path} is left out: {reason}", file=sys.stderr)
+            shown = printable(str(folder))
+            print(f"{shown} is left out: {reason} its metrics.jsonl", file=sys.stderr)
     if not runs:
         where = f"in {', '.join(map(str, folders))}" if folders else "without a folder"
         raise UsageError(f"nothing to draw {where}: name folders of runs that have logged a step")
