@@ -40,15 +40,15 @@ SIZE = 2**20  # bytes that a message may have
 
 
 class Fork:
-    """A started process: what subprocess.Popen has, as far as tests use it."""
+    """A started process: what subprocess.Popen has, as far as tests use it.
+
+    Attributes:
+        returncode: negative for a signal; None while it was not asked for, or the process runs.
+    """
 
     def __init__(self, server: "ForkServer", pid: int, args: Sequence[str]) -> None:
         self.server, self.pid, self.args = server, pid, list(args)
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None while it was not asked for, or runs."""
-        return self.server.codes.get(self.pid)
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs."""
@@ -83,7 +83,8 @@ class ForkServer:
     """The process that forks, seen from the tests; one for each process that runs tests."""
 
     def __init__(self) -> None:
-        self.codes: dict[int, int] = {}
+        # By their numbers, which the kernel gives again to later ones.
+        self.running: dict[int, Fork] = {}
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one packet, one message
         with theirs:
             self.process = subprocess.Popen(
@@ -101,7 +102,8 @@ class ForkServer:
         _send(self.socket, request)
         while "pid" not in (reply := self._reply()):
             pass
-        return Fork(self, reply["pid"], ["python", "-m", *args])
+        fork = self.running[reply["pid"]] = Fork(self, reply["pid"], ["python", "-m", *args])
+        return fork
 
     def read(self, timeout: float) -> None:
         """Read which processes have ended, or wait for one to."""
@@ -117,7 +119,7 @@ class ForkServer:
     def _reply(self) -> dict[str, Any]:
         reply = json.loads(self.socket.recv(SIZE))
         if "ended" in reply:
-            self.codes[reply["ended"]] = reply["code"]
+            self.running.pop(reply["ended"]).returncode = reply["code"]
         return reply
 
 
