@@ -7,8 +7,12 @@ from pathlib import Path
 from renderer import TEMPLATE
 
 BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The complete examples of docs/own-model.md.
-EXAMPLES = ("A GAN", "Fine-tuning with transformers", "Segmentation")
+# The complete examples of docs/own-model.md, each with the flags that make it small.
+EXAMPLES = {
+    "A GAN": ("--width=16", "--max-steps=200"),
+    "Fine-tuning with transformers": ("--width=8", "--max-steps=80"),
+    "Segmentation": ("--channels=4", "--max-steps=80"),
+}
 
 
 @dataclass(frozen=True)

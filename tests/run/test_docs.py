@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics import reproducible
-from pages import put_example
+from pages import EXAMPLES, put_example
 from renderer import TEMPLATE, copy_template
 
 from .conftest import PATIENCE, Job, clean_environment, srun
@@ -60,26 +60,18 @@ def test_the_demo(tmp_path: Path) -> None:
     assert (root / ".demo/project/README.md").is_file()
 
 
-# Each complete example of the page, with what makes it small.
-SMALL = {
-    "A GAN": ("--width=16", "--max-steps=200"),
-    "Fine-tuning with transformers": ("--width=8", "--max-steps=80"),
-    "Segmentation": ("--channels=4", "--max-steps=80"),
-}
-
-
 def put(project: Path, root: Path, title: str) -> Path:
     """Return a copy of a project with the files of an example of the page."""
     shutil.copytree(project, root)
     return put_example(root, title)
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="module", params=EXAMPLES)
 def example(
     request: pytest.FixtureRequest, project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Sequence[str]]:
     """A project with the files of an example, and flags."""
-    flags = ("--log-every=1", "--validate-every=30", *SMALL[request.param])
+    flags = ("--log-every=1", "--validate-every=30", *EXAMPLES[request.param])
     return put(project, tmp_path_factory.mktemp("example") / "demo", request.param), flags
 
 

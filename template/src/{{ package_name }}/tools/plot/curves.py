@@ -148,9 +148,8 @@ def epochs(run: Curves) -> list[float]:
     """
     ends = [(0, 0.0)]
     for line in run.lines:
-        if (
-            is_number(line.get("epoch")) and line["epoch"] > ends[-1][1]
-        ):  # not where max_steps cut one short
+        # Not where max_steps cut one short.
+        if is_number(line.get("epoch")) and line["epoch"] > ends[-1][1]:
             ends.append((line["step"], line["epoch"]))
     if len(ends) == 1:
         raise UsageError(f"{run.folder} has not come to the end of an epoch: use --x step")
