@@ -567,7 +567,7 @@ def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
 def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:
     there = place.elsewhere()
     at_start = f"{NODE}os.chdir('{there}')"
-    found = nodes(place, {}, {"AT_START": at_start}, code=1, flags=("--timeout=4",))
+    found = nodes(place, {}, {"AT_START": at_start}, code=1, flags=("--timeout=15",))
     (line,) = troubles(found)
     assert not list((there / "runs").iterdir())
     assert re.search(r"shared folder n2: what this node wrote in runs did not come", line)
@@ -591,7 +591,7 @@ def test_a_node_that_never_comes_is_an_error(place: Place) -> None:
 def test_a_port_out_of_reach_is_an_error(place: Place) -> None:
     """As behind a firewall: the file comes, but no connection."""
     found = nodes(
-        place, {}, {**SECOND, "MASTER_PORT": free_port()}, code=1, flags=("--timeout=12",)
+        place, {}, {**SECOND, "MASTER_PORT": free_port()}, code=1, flags=("--timeout=30",)
     )
     (line,) = troubles(found)
     assert re.search(r"first node +n2: 127.0.0.1:\d+ can't be reached", line)
