@@ -44,6 +44,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
 ) -> None:
     learner, networks, datasets, settings, world = yours
     loading, update = package("core.loading.batches"), package("core.training.update")
+    loaded = package("core.loading.steps").Loaded
     batches = loading.TrainBatches(datasets.train, 8, 0, 1, settings.seed, workers=0, pin=False)
     meter = package("core.output.metrics").Meter(world.device, learner.unit)
     loop = update.Loop(networks, settings, world, meter, lambda: None)
@@ -59,7 +60,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
     # A few, since a step may train only some of several networks.
     for _, (_, batch) in zip(range(8), batches.epoch(0), strict=False):
         weight = learner.weigh(batch)
-        loop.begin([update.Weighted(batch, weight)], weight, measure_norm=False)
+        loop.begin([loaded(batch, 8, weight)], weight, measure_norm=False)
         learner.train_step(loop)
         meter.count(8, weight)
     readings, _ = meter.read(world)

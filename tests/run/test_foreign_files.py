@@ -132,7 +132,7 @@ def as_checkpoint(folder: Path, content: bytes) -> None:
 
 
 def as_shards(folder: Path, content: bytes) -> None:
-    """As the list, of today and of earlier versions, and as a part."""
+    """As the list, and as a part."""
     from demo.core.checkpoint import dcp, restore, store
     from demo.core.errors import UsageError
 
@@ -143,7 +143,6 @@ def as_shards(folder: Path, content: bytes) -> None:
     part = archive(content)
     listed = {"network/weight": ("float32", [1], [("part", 0, len(part), [0], [1])])}
     for files in (
-        {".metadata": content},
         {dcp.LIST: archive(content, dcp.LIST_IN)},
         {dcp.LIST: archive(json.dumps(listed).encode(), dcp.LIST_IN), "part": part},
     ):

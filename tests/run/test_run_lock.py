@@ -30,7 +30,7 @@ def run_lock(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(run_lock, "EVERY", 0.02)
+    monkeypatch.setattr(run_lock, "HEARTBEAT", 0.02)
     return run_lock
 
 
@@ -128,7 +128,7 @@ def test_one_that_comes_back_with_its_file_server_is_not_robbed(
     run_lock: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_attempt(run_lock, tmp_path / "run", OLD, host="n2")
-    monkeypatch.setattr(run_lock, "EVERY", 1)
+    monkeypatch.setattr(run_lock, "HEARTBEAT", 1)
     back = threading.Timer(0.2, os.utime, [path])
     back.start()
     assert not is_taken(run_lock, tmp_path / "run")
@@ -174,7 +174,7 @@ def test_an_owner_gives_signs_of_life_and_a_folder_without_a_run_goes(
 def test_one_that_was_given_up_for_dead_ends(project: Path, tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time; from demo.core.output import run_lock\n"
-        "run_lock.EVERY = 0.02\n"
+        "run_lock.HEARTBEAT = 0.02\n"
         "lock = run_lock.RunLock(pathlib.Path(sys.argv[1])); lock.acquire()\n"
         "lock.path.with_name('2.json').touch()\n"
         "time.sleep(300)"

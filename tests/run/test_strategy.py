@@ -202,19 +202,17 @@ def test_damaged_shards_are_found(
 
 
 def test_the_list_of_shards(project: Path, tmp_path: Path) -> None:
-    """One that torch pickled, as in earlier versions, is read; damage of today's is found."""
+    """It is no pickle, and damage of it is found."""
     from demo.core.checkpoint import dcp as folders
 
     written = {"network/a": torch.arange(1000.0).reshape(10, 100), "b": torch.tensor(3)}
-    writers = {"old": dcp.FileSystemWriter, "new": folders._Writer}
-    for name, writer in writers.items():
-        dcp.save(written, storage_writer=writer(tmp_path / name), no_dist=True)
-        assert (tmp_path / name / ".metadata").exists() == (name == "old")
-        read = folders.read(tmp_path / name, dict.fromkeys(written))
-        torch.testing.assert_close(read, written, rtol=0, atol=0)
-        assert folders.find_fault(tmp_path / name) is None
+    dcp.save(written, storage_writer=folders._Writer(tmp_path), no_dist=True)
+    assert not (tmp_path / ".metadata").exists()
+    read = folders.read(tmp_path, dict.fromkeys(written))
+    torch.testing.assert_close(read, written, rtol=0, atol=0)
+    assert folders.find_fault(tmp_path) is None
 
-    path = tmp_path / "new" / folders.LIST
+    path = tmp_path / folders.LIST
     whole = path.read_bytes()
     listed = folders._read_list(path.parent)
     for position in range(len(whole)):

@@ -1,8 +1,10 @@
-"""The end of a run: the test, the summary, figures, and the registry of models."""
+"""The end of a run: by a signal; or the test, the summary, figures, the registry of models."""
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .core.filesystem import read_object
 from .core.training.networks import digest
 from .evaluate import Evaluation
 
@@ -10,6 +12,26 @@ if TYPE_CHECKING:
     from .train import Trainer
 
 log = logging.getLogger(__name__)
+
+
+def is_finished(run_dir: Path, step: int) -> bool:
+    """Return whether the run was finished at this step, and not at one before it was prolonged."""
+    try:
+        return read_object(run_dir / "summary.json", {}).get("global_step") == step
+    except (OSError, ValueError):
+        return False
+
+
+def stop(trainer: "Trainer") -> None:
+    """Save, since a signal came; every rank calls this."""
+    trainer.save()
+    trainer.checkpointing.refuse_unsaved("stopped")
+    log.info(
+        "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
+        trainer.position.step,
+        trainer.request.received or "a signal to another rank",
+        trainer.checkpointing.run_dir,
+    )
 
 
 def finish(trainer: "Trainer") -> None:
@@ -34,7 +56,7 @@ def summary(trainer: "Trainer", test: Evaluation) -> dict[str, Any]:
         trainer.learner.best[0].replace("/", "_"): position.best_score,
         "best_step": position.best_step,
         "epochs": position.epoch,
-        "global_step": position.step,
+        "global_step": position.step,  # by which `is_finished` knows
         "world_size": world.size,
         "backend": world.backend,
         "device": str(world.device),

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
@@ -26,6 +27,7 @@ from .core.output.status import Status, StatusFile
 from .core.ranks.dtensor import full_tensor
 from .core.ranks.environment import srun_step
 from .core.ranks.world import World
+from .core.training.checkpointing import Checkpointing
 from .tracking import Run
 from .tracking.dispatch import Trackers
 
@@ -82,9 +84,11 @@ class RunLogger:
         settings: the effective settings, with a run folder.
         world: the ranks.
         trackers: names of the trackers to use.
-        resume_step: the step that this attempt goes on from.
-        lines: of metrics.jsonl that there were at that step; None: as many as there are now.
+        checkpointing: where this attempt goes on from.
         best: the metric that decides the best checkpoint, and "min" or "max".
+
+    Attributes:
+        ending: how the run ends, unless an error ends it.
 
     Raises:
         UsageError: the run folder can't be written to.
@@ -95,10 +99,12 @@ class RunLogger:
         settings: Settings,
         world: World,
         trackers: list[str],
-        resume_step: int,
-        lines: int | None,
+        checkpointing: Checkpointing,
         best: tuple[str, str],
     ) -> None:
+        self.checkpointing = checkpointing
+        self.ending: Status = "failed"
+        resume_step, lines = checkpointing.resumed_from or 0, checkpointing.line_count
         self.active = world.is_main
         self.folder = Path(str(settings.run_dir))
         facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
@@ -235,16 +241,20 @@ class RunLogger:
                 self.folder / "summary.json",
             )
 
-    def close(self, status: Status, error: str | None, step: int, best: Path | None) -> None:
-        """End the run in the trackers, and close the files.
+    def __enter__(self) -> "RunLogger":
+        return self
 
-        Args:
-            status: how the run ended; error: why it failed.
-            step: where it ended.
-            best: its best checkpoint, None if it has none.
-        """
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        failure: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """End the run in the trackers, and close the files."""
+        status, error = ("failed", _in_one_line(failure)) if failure else (self.ending, None)
+        step = self.checkpointing.position.step
         if self.active:
-            if best:
+            if best := self.checkpointing.checkpoints.best():
                 self.trackers.log("checkpoint", best.absolute(), step)
             with suppress(OSError):
                 text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
@@ -276,6 +286,11 @@ def described(settings: Settings, facts: Mapping[str, Any], resume_step: int, ra
         resume_step=resume_step,
         rank=rank,
     )
+
+
+def _in_one_line(failure: BaseException) -> str:
+    kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
+    return f"{kind}{failure}".splitlines()[0]
 
 
 def log_to(path: Path) -> logging.Handler:

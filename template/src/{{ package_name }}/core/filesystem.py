@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import secrets
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -129,3 +130,12 @@ def refuse_pipes(path: Path) -> None:
     """Refuse what is no file: to read a pipe would be to wait for its writer."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file")
+
+
+def archive_fault(archive: zipfile.ZipFile) -> str | None:
+    """Return what is wrong with an archive that torch wrote, None if nothing."""
+    if damaged := archive.testzip():
+        return f"checksum of {damaged}"
+    # torch takes what has this bit for a folder, and leaves a tensor's memory as it happens to be.
+    folders = [each.filename for each in archive.infolist() if each.external_attr & 0x10]
+    return f"header of {folders[0]}" if folders else None

@@ -129,7 +129,9 @@ class Tracker(Backend):
         self.run._tracker._track(numbers, time, step=step)
         now = clock.time()
         self.longest, self.last = max(self.longest, now - self.last), now
-        self.run.report_progress(expect_next_in=int(max(StatusFile.PATIENCE, 5 * self.longest)))
+        self.run.report_progress(
+            expect_next_in=int(max(StatusFile.SILENCE_LIMIT, 5 * self.longest))
+        )
 
     def log_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Record a picture."""

@@ -7,7 +7,6 @@ Any number of ranks reads the folder: each takes what it needs out of all files.
 
 import io
 import json
-import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -31,9 +30,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ..filesystem import write_atomically
+from ..filesystem import archive_fault, write_atomically
 from ..ranks.dtensor import is_dtensor
-from .store import archive_fault
 
 LIST, LIST_IN = "list.zip", "list.json"
 DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
@@ -170,31 +168,6 @@ def _listed(tensors: Mapping[str, Any], stored: Mapping[Any, Any]) -> Listed:
 
 
 def _read_list(folder: Path) -> Listed:
-    if (folder / LIST).exists():
-        # At once: zipfile takes a failure to read for damage.
-        with zipfile.ZipFile(io.BytesIO((folder / LIST).read_bytes())) as archive:
-            return json.loads(archive.read(LIST_IN))
-    # Of an earlier version of this project.
-    with (folder / ".metadata").open("rb") as file:
-        metadata = _Unpickler(file).load()
-    return _listed(metadata.state_dict_metadata, metadata.storage_data)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads a list that torch pickled without looking any name up, so that nothing in it is run."""
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
-        if module != "torch":
-            return _Record
-        return tuple if name == "Size" else name  # that of a dtype
-
-
-class _Record:
-    """Stands for an object of any class: it has the attributes, and does nothing."""
-
-    def __new__(cls, *_arguments: object) -> "_Record":
-        return super().__new__(cls)
-
-    def __setstate__(self, state: Any) -> None:  # noqa: ANN401
-        # The properties of a tensor are a tuple, the dtype first.
-        vars(self).update(state if isinstance(state, dict) else {"dtype": state[0]})
+    # At once: zipfile takes a failure to read for damage.
+    with zipfile.ZipFile(io.BytesIO((folder / LIST).read_bytes())) as archive:
+        return json.loads(archive.read(LIST_IN))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..filesystem import sync_names, write_atomically
+from ..filesystem import archive_fault, sync_names, write_atomically
 from ..ranks.dtensor import full_tensor
 
 log = logging.getLogger(__name__)
@@ -267,15 +267,6 @@ def _look_for_fault(path: Path) -> str | None:
         if _is_failure(error) and not isinstance(error, FileNotFoundError):
             raise
         return str(error) or type(error).__name__
-
-
-def archive_fault(archive: zipfile.ZipFile) -> str | None:
-    """Return what is wrong with an archive that torch wrote, None if nothing."""
-    if damaged := archive.testzip():
-        return f"checksum of {damaged}"
-    # torch takes what has this bit for a folder, and leaves a tensor's memory as it happens to be.
-    folders = [each.filename for each in archive.infolist() if each.external_attr & 0x10]
-    return f"header of {folders[0]}" if folders else None
 
 
 def parameters_sha256(tensors: Mapping[str, Tensor]) -> str:

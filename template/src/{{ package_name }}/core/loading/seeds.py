@@ -1,4 +1,8 @@
-"""Seeds that are functions of what they are for, so that nothing random must be saved."""
+"""Seeds that are functions of what they are for, so that nothing random must be saved.
+
+train.py seeds each step, steps.py its samples, batches.py the order of an epoch, evaluate.py an
+evaluation.
+"""
 
 import random
 

@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from torch.utils.data import Dataset
+
+from ..config import Settings
+from ..ranks.world import World
 from .batches import TrainBatches
 from .seeds import seed_torch
 
@@ -27,6 +31,7 @@ class StepLoader:
         seed, rank: the batches of a step are made with a seed of its own.
 
     Attributes:
+        samples: of all ranks in an epoch, None where it is not known.
         uneven: whether the steps of other ranks may have other samples or weights.
         waited: seconds that the last step's batches were waited for.
     """
@@ -40,9 +45,30 @@ class StepLoader:
         rank: int,
     ) -> None:
         self.batches, self.accumulate, self.weigh = batches, accumulate, weigh
+        self.samples = batches.samples
         self.seed, self.rank = seed, rank
         self.uneven = batches.uneven or weigh is not None
         self.waited = 0.0
+
+    @classmethod
+    def over(
+        cls, dataset: Dataset, settings: Settings, world: World, weigh: Callable[[Any], int] | None
+    ) -> "StepLoader":
+        """Return a loader of a training set's batches, as the settings say."""
+        batches = TrainBatches(
+            dataset,
+            settings.batch_size,
+            world.rank,
+            world.size,
+            settings.seed,
+            settings.workers,
+            pin=world.device.type == "cuda",
+        )
+        return cls(batches, settings.accumulate, weigh, settings.seed, world.rank)
+
+    def close(self) -> None:
+        """End the loading workers."""
+        self.batches.close()
 
     def epoch(
         self, epoch: int, step: int, consumed: int, epoch_steps: int
@@ -66,7 +92,7 @@ class StepLoader:
             yield loaded
             step += 1
 
-    def filled(self, loaded: list[Loaded]) -> list[Loaded]:
+    def padded(self, loaded: list[Loaded]) -> list[Loaded]:
         """Return a step's batches, with spare ones of weight zero where this rank has too few.
 
         Its shards were shorter. It takes part in each forward and backward pass, at which ranks may

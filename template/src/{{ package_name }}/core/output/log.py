@@ -1,4 +1,4 @@
-"""What the log says of a run, but for its numbers."""
+"""What the log says of a run; the lines of metrics are run_logger.py's."""
 
 import logging
 from collections.abc import Mapping
@@ -76,17 +76,21 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
             )
 
 
-def log_data_wait(data_seconds: float, step_seconds: float) -> bool:
-    """Log that steps wait for their samples, if that is most of their time.
+class DataWait:
+    """Logs once that steps wait for their samples, if that is most of their time.
 
     Args:
-        data_seconds: that a step waited, on average.
-        step_seconds: that it took, on average.
-
-    Returns:
-        Whether it was logged.
+        workers: processes that load; with some, nothing is logged.
     """
-    share = data_seconds / step_seconds
-    if share > 0.5:
-        log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
-    return share > 0.5
+
+    def __init__(self, workers: int) -> None:
+        # The first step starts a lot, so the first reading says little.
+        self.readings_to_pass, self.logged = 1, workers > 0
+
+    def look(self, data_seconds: float, step_seconds: float) -> None:
+        """Look at how long a step waited, and how long it took, on average."""
+        share = data_seconds / step_seconds
+        if share > 0.5 and not self.logged and not self.readings_to_pass:
+            log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
+            self.logged = True
+        self.readings_to_pass = 0

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EVERY = 20  # seconds between two signs of life: the time of the attempt's file
-PATIENCE = 300  # seconds of silence after which an attempt is dead, if nothing else tells
+HEARTBEAT = 20  # seconds between two signs of life: the time of the attempt's file
+SILENCE_LIMIT = 300  # seconds of silence after which an attempt is dead, if nothing else tells
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,7 @@ class RunLock:
     def _refuse_living(self, path: Path) -> None:
         owner = _read(path)
         # The file server itself may have stood still: whoever lives comes back with it.
-        if _is_dead(path, owner, self.mine, look_again_after=2 * EVERY):
+        if _is_dead(path, owner, self.mine, look_again_after=2 * HEARTBEAT):
             return
         stop = f" (scancel {owner.job})" if owner and owner.job else ""
         raise UsageError(
@@ -173,7 +173,7 @@ class RunLock:
         """Give signs of life, however long a step or a validation takes."""
         assert self.path
         following = self.folder / f"{int(self.path.stem) + 1}.json"
-        while not self.released.wait(EVERY):
+        while not self.released.wait(HEARTBEAT):
             with suppress(OSError):
                 os.utime(self.path)
                 if following.exists():
@@ -264,10 +264,10 @@ def _silence(path: Path) -> float:
 
 
 def _is_silent(path: Path, look_again_after: float) -> bool:
-    if _silence(path) < PATIENCE:
+    if _silence(path) < SILENCE_LIMIT:
         return False
     time.sleep(look_again_after)
-    return _silence(path) >= PATIENCE
+    return _silence(path) >= SILENCE_LIMIT
 
 
 def _runs(owner: Attempt) -> bool:

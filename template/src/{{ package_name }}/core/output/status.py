@@ -46,8 +46,10 @@ class StatusFile:
         step: where the training is.
     """
 
-    EVERY = 5  # seconds at least between two notes
-    PATIENCE = 600  # seconds at least before silence means trouble: start-up, a slow validation
+    WRITE_INTERVAL = 5  # seconds at least between two notes
+    SILENCE_LIMIT = (
+        600  # seconds at least before silence means trouble: start-up, a slow validation
+    )
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
@@ -60,7 +62,7 @@ class StatusFile:
             "progress": 0.0,
             "started": self.started,
             "updated": self.started,
-            "expect_next_in": self.PATIENCE,
+            "expect_next_in": self.SILENCE_LIMIT,
             "job": os.environ.get("SLURM_JOB_ID"),
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -76,9 +78,9 @@ class StatusFile:
             "step": step,
             "progress": round(progress, 4),
             "updated": now,
-            "expect_next_in": round(max(self.PATIENCE, 5 * self.longest)),
+            "expect_next_in": round(max(self.SILENCE_LIMIT, 5 * self.longest)),
         }
-        if now - self.written > self.EVERY:
+        if now - self.written > self.WRITE_INTERVAL:
             self._write()
 
     def end(self, status: Status, error: str | None, step: int, missed: Sequence[str] = ()) -> None:

@@ -1,4 +1,7 @@
-"""This rank and the world size, read from the environment that torchrun or srun sets."""
+"""This rank, the world size, and where ranks meet, from the environment of torchrun or srun.
+
+In a batch job, slurm/common.sh chooses the address and the port, by the same rule.
+"""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass

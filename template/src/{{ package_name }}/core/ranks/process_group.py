@@ -58,7 +58,7 @@ def joined(settings: Settings) -> Iterator[World]:
                 f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
                 "MASTER_ADDR out of reach?)"
             ) from None
-    with lost_ranks_named(ranks.rank, settings.timeout):
+    with lost_ranks_explained(ranks.rank, settings.timeout):
         world = World(
             ranks.rank,
             ranks.size,
@@ -73,7 +73,7 @@ def joined(settings: Settings) -> Iterator[World]:
 
 
 @contextmanager
-def lost_ranks_named(rank: int, timeout: int) -> Iterator[None]:
+def lost_ranks_explained(rank: int, timeout: int) -> Iterator[None]:
     """Say in one line what Gloo says of a rank that is gone, or of one that no longer answers.
 
     Args:

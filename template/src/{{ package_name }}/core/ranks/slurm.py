@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..errors import UsageError
 
-PATIENCE = 60  # seconds for an answer: Slurm's controller may be busy
+TIMEOUT = 60  # seconds for an answer: Slurm's controller may be busy
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -16,9 +16,9 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         UsageError: it is not here, or does not answer.
     """
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise UsageError(f"{command[0]} did not answer within {PATIENCE} s: try again") from None
+        raise UsageError(f"{command[0]} did not answer within {TIMEOUT} s: try again") from None
     except OSError as error:
         raise UsageError(
             f"{command[0]} does not start ({error.strerror}): run this where Slurm's commands are, "

@@ -12,15 +12,15 @@ import time
 from .signals import StopRequest
 from .world import Sum, World
 
-SHORT = 0.1  # seconds of a step
-APART = 10  # steps: also how many a signal may wait for, should they suddenly become long
+SHORT_STEP = 0.1  # seconds of a step
+SUM_INTERVAL = 10  # steps: also how many a signal may wait for, should they suddenly become long
 
 
 class StepTotals:
     """The sums of the steps of one epoch.
 
     Every rank calls `begin` for the step after this one, takes this one, and then asks for the
-    `result`, once.
+    `result`. To ask again changes nothing.
 
     Args:
         world: the ranks.
@@ -32,7 +32,7 @@ class StepTotals:
     def __init__(self, world: World, stop: StopRequest, step: int, uneven: bool) -> None:
         self.world, self.stop = world, stop
         self.all_needed = uneven or world.size == 1  # alone, asking costs nothing
-        self.to_pass = 0  # steps without sums that are still to come
+        self.until_sums = 0  # steps without sums that are still to come
         self.last_step, self.last_time = step, time.perf_counter()
         self.samples, self.weight = 0, 0
         self.sum: Sum | None = None
@@ -47,8 +47,8 @@ class StepTotals:
             weight: of these samples.
         """
         self.samples, self.weight, self.sum = samples, weight, None
-        if self.to_pass and samples:
-            self.to_pass -= 1
+        if self.until_sums and samples:
+            self.until_sums -= 1
             return
         stop = self.stop.received is not None
         self.sum = self.world.start_sum([stop, samples, weight, self._steps_are_short(step)])
@@ -63,7 +63,7 @@ class StepTotals:
         self.last_time += time.perf_counter() - began
         # Decided by what all ranks know alike: one that went by its own clock would be alone.
         if short == self.world.size and not self.all_needed:
-            self.to_pass = APART - 1
+            self.until_sums = SUM_INTERVAL - 1
         return stops > 0, samples, weight
 
     def _steps_are_short(self, step: int) -> bool:
@@ -71,4 +71,4 @@ class StepTotals:
         now = time.perf_counter()
         taken, seconds = step - self.last_step, now - self.last_time
         self.last_step, self.last_time = step, now
-        return seconds < taken * SHORT
+        return seconds < taken * SHORT_STEP

@@ -54,7 +54,7 @@ def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel
     new, old = "forward_sync_buffers", "broadcast_buffers"
     known = signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {new if new in known else old: False}
-    called = _Called(network)
+    called = _WithFirstPass(network)
     replica = DistributedDataParallel(
         called,
         gradient_as_bucket_view=True,
@@ -67,7 +67,7 @@ def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel
     return replica
 
 
-class _Called(nn.Module):
+class _WithFirstPass(nn.Module):
     """A network behind a first pass that reads no batch.
 
     DDP makes its final buckets after the first backward pass of a process, in the order in which

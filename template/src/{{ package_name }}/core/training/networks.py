@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..ranks.strategy import distribute
 from ..ranks.world import World
 from .ema import Average
-from .optimizer import load_optimizer, options_of
+from .optimizer_state import load_optimizer, options_of
 
 if TYPE_CHECKING:
     from ...learner import Learner
@@ -51,7 +51,7 @@ class Networks:
             initialize(self.modules, settings.init_from, settings.init_partial)
         freeze(self.modules, settings.freeze)
         self.average = Average(self.modules, settings.ema) if settings.ema else None
-        self.called = {
+        self.wrapped = {
             name: distribute(module, learner.units, settings, world)
             for name, module in self.modules.items()
         }

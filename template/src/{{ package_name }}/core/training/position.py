@@ -97,3 +97,8 @@ class Position:
             if not isinstance(value, int | float | None):
                 raise TypeError(f"{name} is a {type(value).__name__}")
         return cls(**values)
+
+
+def is_due(every: int, number: int) -> bool:
+    """Return whether a step or an epoch is one of those to come every so often; 0 means none."""
+    return every > 0 and number > 0 and number % every == 0

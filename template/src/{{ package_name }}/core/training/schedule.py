@@ -1,6 +1,7 @@
 """The factors on learning rates: for a world size, and over a run.
 
-Both are functions of where the run is, so a checkpoint has nothing to save of them.
+Both are functions of where the run is, so a checkpoint has nothing to save of them. A schedule of
+your own is the method `schedule` of model.py.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""The updates of a step: forward and backward passes, clipping, and the optimizers' steps."""
+"""The updates of a step: forward and backward passes, clipping, the optimizers' steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..config import Settings
 from ..errors import UsageError
+from ..loading.steps import Loaded
+from ..nested import to_device
 from ..output.metrics import Meter
 from ..ranks.device import autocast
 from ..ranks.dtensor import is_dtensor
@@ -18,13 +20,6 @@ from ..ranks.strategy import clip_gradients
 from ..ranks.world import World
 from .checks import checked_loss
 from .networks import Networks
-
-
-class Weighted(NamedTuple):
-    """A batch on this rank's device, and how much it counts in the mean of the step."""
-
-    content: Any
-    weight: int
 
 
 class Loop:
@@ -48,17 +43,20 @@ class Loop:
         self.networks, self.settings, self.world = networks, settings, world
         self.meter, self.before_step = meter, before_step
         self._selections: dict[tuple[str, ...], _Selection] = {}
-        self.batches: Sequence[Weighted] = ()
+        self.batches: Sequence[Loaded] = ()
 
-    def begin(self, batches: Sequence[Weighted], weight: int, measure_norm: bool) -> None:
+    def begin(self, batches: Sequence[Loaded], weight: int, measure_norm: bool) -> None:
         """Start a step.
 
         Args:
-            batches: this rank's, one for each of `accumulate`.
+            batches: this rank's, one for each of `accumulate`; they are put on its device.
             weight: of all ranks' batches together.
             measure_norm: whether the norm of the gradient is wanted, also without clipping.
         """
-        self.batches, self.weight, self.measure_norm = batches, weight, measure_norm
+        self.batches = [
+            each._replace(batch=to_device(each.batch, self.world.device)) for each in batches
+        ]
+        self.weight, self.measure_norm = weight, measure_norm
 
     def update(self, loss: Callable[[Any, Any], Tensor], *optimizers: str) -> None:
         """Take a step of some optimizers along the gradient of a loss over the step's batches.
@@ -77,7 +75,7 @@ class Loop:
         total = torch.zeros((), device=self.world.device)
         scale = self.world.size / self.weight if self.weight else 0.0
         with selected.others_frozen():
-            for number, (batch, weight) in enumerate(self.batches, 1):
+            for number, (batch, _, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
                     if number < len(self.batches):
                         for each in selected.replicas:
@@ -93,7 +91,7 @@ class Loop:
             self.networks.optimizers[name].step()
         self.networks.zero_grad()
         label = "_".join(optimizers) + "_" if optimizers else ""
-        self.meter.add(label, total, sum(weight for _, weight in self.batches), norm)
+        self.meter.add(label, total, sum(each.weight for each in self.batches), norm)
 
     def _forward(self, loss: Callable[..., Tensor], selected: "_Selection", batch: Any) -> Tensor:  # noqa: ANN401
         try:
@@ -157,7 +155,7 @@ def _selection(networks: Networks, names: Sequence[str]) -> _Selection:
     called, others = {}, []
     for name, module in networks.modules.items():
         if any(id(each) in trained for each in module.parameters()):
-            called[name] = networks.called[name]
+            called[name] = networks.wrapped[name]
         else:
             # Not through DDP, which would wait for gradients.
             called[name] = module

@@ -22,7 +22,7 @@ PROLOGUE = re.compile(
     r'^cd "\$\{SLURM_SUBMIT_DIR.*?(?=^set -euo pipefail$)', re.MULTILINE | re.DOTALL
 )
 FIRST_CODE = 100  # of the exit codes that tell which line failed
-PATIENCE = 120  # seconds for modules and an image; file systems can be slow
+TIMEOUT = 120  # seconds for modules and an image; file systems can be slow
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        message = f"{started} of {names} did not start within {PATIENCE} s: is a file system slow?"
+        message = f"{started} of {names} did not start within {TIMEOUT} s: is a file system slow?"
         yield Finding("error", "interpreter", message)
         return
     if 0 < done.returncode < FIRST_CODE:

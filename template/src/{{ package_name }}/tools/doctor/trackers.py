@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...settings import Settings
 
 DOTENV = Path(".env")
-PATIENCE = 10  # seconds for a server's answer
+TIMEOUT = 10  # seconds for a server's answer
 
 
 def check(settings: "Settings") -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _aim(name: str, found: str) -> Iterator[Finding]:
     where = f"{parts.hostname}:{parts.port or 53800}"
     trouble = ""
     try:
-        socket.create_connection((parts.hostname, parts.port or 53800), PATIENCE).close()
+        socket.create_connection((parts.hostname, parts.port or 53800), TIMEOUT).close()
     except OSError as error:
         trouble = str(error)
     yield _server(name, found, where, trouble, "AIM_REPO")
@@ -99,7 +99,7 @@ def _fetch(url: str, path: str) -> tuple[str, str]:
     parts = urlsplit(url)
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     try:
-        with urllib.request.urlopen(address + parts.path.rstrip("/") + path, timeout=PATIENCE):
+        with urllib.request.urlopen(address + parts.path.rstrip("/") + path, timeout=TIMEOUT):
             return address, ""
     except urllib.error.HTTPError as error:
         # Any server that refuses a page is there; a gateway says that there is none.

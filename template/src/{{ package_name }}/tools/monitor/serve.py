@@ -20,7 +20,7 @@ from ...core.ranks.environment import PORTS
 from .endpoint import Endpoint
 from .records import Record, Records
 
-PATIENCE = 300  # seconds until a server answers; imports from a shared folder can take minutes
+TIMEOUT = 300  # seconds until a server answers; imports from a shared folder can take minutes
 LAST_WORDS = 10  # seconds that it has to end
 
 
@@ -81,14 +81,14 @@ def _endpoint(record: Record, run_root: Path, private: Path) -> Endpoint:
 
 
 def _wait_for(process: subprocess.Popen, endpoint: Endpoint, page: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not _answers(endpoint, page):
         if process.poll() is not None:
             raise UsageError(
                 f"the server ended with exit code {process.returncode}: what it said is above"
             )
         if time.monotonic() > deadline:
-            raise UsageError(f"the server did not answer within {PATIENCE} s: see above, try again")
+            raise UsageError(f"the server did not answer within {TIMEOUT} s: see above, try again")
         time.sleep(0.2)
 
 

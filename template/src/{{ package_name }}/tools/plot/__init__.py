@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Metrics that are drawn only where --metrics asks for them.
-APART = ("system/", "test/", "train/data_seconds", "train/gradient_norm")
+LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm")
 SPLITS = ("train", "validation")
 STYLES = ("-", "--", ":")  # of the metrics of a panel
 NOT_METRICS = ("step", "time", "epoch")
@@ -77,7 +77,7 @@ def figure(
 
     Args:
         runs: as `load` returned them.
-        metrics: a panel each; if none, all but those APART, of training and validation together.
+        metrics: a panel each; if none, all but those LEFT_OUT, of training and validation together.
         x: what the curves run over.
         smooth: weight of the past in a moving average; what was measured is then drawn behind it.
 
@@ -137,7 +137,7 @@ def choose(runs: Sequence[Curves], metrics: Sequence[str]) -> dict[str, tuple[st
         return {metric: (metric,) for metric in metrics}
     panels: dict[str, list[str]] = {}
     for name in sorted(names, key=_order):
-        if not name.startswith(APART):
+        if not name.startswith(LEFT_OUT):
             panels.setdefault(_title(name), []).append(name)
     return {title: tuple(members) for title, members in panels.items()}
 
