@@ -11,7 +11,10 @@ import pytest
 import yaml
 from renderer import Renderer, tomllib
 from variants import (
+    TREES,
     Answers,
+    Tree,
+    complete,
     expected_dependencies,
     expected_files,
     launch_variants,
@@ -30,6 +33,7 @@ MATRICES = {
     "pairwise": pairwise_variants,
 }
 
+CONTENT: dict[Tree, str] = {}  # a digest of the files of each tree, with other names left out
 LINTED: set[str] = set()  # digests of the files that an earlier test of this process has checked
 COUNTS = {"launch": 7 * 2 * 2 * 3, "tracking": 3**3 * 2 * 3}
 
@@ -85,6 +89,22 @@ def check(answers: Answers, files: dict[str, str]) -> None:
     assert yaml.safe_load(files["configs/train.yaml"])["trackers"] == answers.get(
         "trackers", ["tensorboard"]
     )
+    tree = Tree.of(answers)
+    assert tree in TREES
+    assert CONTENT.setdefault(tree, digest_of_tree(answers, files)) == CONTENT[tree], answers
+
+
+def digest_of_tree(answers: Answers, files: dict[str, str]) -> str:
+    """Return a digest of the files that tests/run/test_variants.py runs, one project of a tree."""
+    package = complete(answers)["package_name"]
+    digest = hashlib.sha256()
+    for path, text in files.items():
+        if path.startswith(f"src/{package}/"):
+            digest.update(f"{path.removeprefix(f'src/{package}')}\n{text}".encode())
+        elif path.startswith("configs/"):
+            named = re.sub(rf"(?m)\b{package}\b|^run_root: .*$", "-", text)
+            digest.update(f"{path}\n{named}".encode())
+    return digest.hexdigest()
 
 
 def lint(files: Iterable[tuple[str, str, str]], tool: dict[str, str], folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from renderer import QUESTIONS
@@ -171,15 +172,15 @@ ALWAYS = (
 # Rooms of src/<package>/, and the modules in them that every project has.
 ROOMS = {
     "": "__init__ __main__ data evaluate figures finish inference learner model run_logger "
-    "settings torchrun train",
+    "settings torchrun train validate",
     "core/": "__init__ config errors filesystem nested",
     "core/checkpoint/": "__init__ dcp restore store writer",
     "core/loading/": "__init__ batches seeds steps stream workers",
     "core/output/": "__init__ log metrics provenance record run_lock status system",
     "core/ranks/": "__init__ consistency device dtensor environment process_group signals slurm "
     "step_totals strategy world",
-    "core/training/": "__init__ checkpointing checks ema networks optimizer position schedule sums "
-    "update",
+    "core/training/": "__init__ checkpointing checks ema networks optimizer_state position "
+    "schedule sums update",
     "tracking/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }
@@ -262,6 +263,65 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
     if a["sweep"] != "none":
         names |= {a["sweep"]}
     return names
+
+
+@dataclass(frozen=True, order=True)
+class Tree:
+    """What src/ and configs/ of a project depend on, but for names and paths in the settings."""
+
+    example: str
+    tools: tuple[str, ...]
+    trackers: tuple[str, ...]
+    servers: tuple[str, ...]
+    sweep: str
+    environment: str
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Tree":
+        """Return the tree that answers lead to."""
+        a = complete(given)
+        # W&B's form of sweep.yaml names the interpreter.
+        environment = a["environment"] if a["sweep"] == "wandb" else "venv"
+        lists = (tuple(a[name]) for name in ("tools", "trackers", "monitoring_servers"))
+        return cls(a["example"], *lists, a["sweep"], environment)
+
+    @property
+    def tracking(self) -> tuple[str, ...]:
+        """The trackers that it has modules of."""
+        return tuple(dict.fromkeys((*self.trackers, *["wandb"] * (self.sweep == "wandb"))))
+
+    @property
+    def trained(self) -> "Tree":
+        """A tree that is the same but for what a training does not read: `tools/`, `sweep.yaml`."""
+        sweep = "none" if self.tracking == self.trackers else "wandb"
+        return Tree(self.example, (), self.trackers, (), sweep, "venv")
+
+    def answers(self) -> Answers:
+        """Return answers that lead to it."""
+        return {
+            "setup": "full",
+            "example": self.example,
+            "tools": list(self.tools),
+            "trackers": list(self.trackers),
+            "monitoring_servers": list(self.servers),
+            "sweep": self.sweep,
+            "environment": self.environment,
+        }
+
+    def __str__(self) -> str:
+        parts = (self.tools, self.trackers, self.servers)
+        named = ("+".join(part) or "none" for part in parts)
+        return "-".join((self.example, *named, self.sweep, self.environment))
+
+
+def all_variants() -> Iterator[Answers]:
+    """Every variant of the three matrices."""
+    yield from launch_variants()
+    yield from tracking_variants()
+    yield from pairwise_variants()
+
+
+TREES = sorted({Tree.of(answers) for answers in all_variants()})
 
 
 def unsampled() -> set[str]:

@@ -18,20 +18,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# All but MLflow and pandas, which start a thread.
 IMPORTED = (
+    "aim",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "numpy.random",
+    "optuna",
     "psutil",
     "pydantic.dataclasses",
+    "scipy.sparse",
+    "sqlalchemy",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
+    "torch.export",
     "torch.nn.parallel",
     "torch.utils.data",
+    "torch.utils.tensorboard",
     "tqdm",
     "tyro",
+    "wandb",
     "yaml",
 )
 # What is read when an interpreter starts, or when torch is imported.
