@@ -251,7 +251,8 @@ class RunLogger:
         _traceback: TracebackType | None,
     ) -> None:
         """End the run in the trackers, and close the files."""
-        status, error = ("failed", _in_one_line(failure)) if failure else (self.ending, None)
+        status: Status = "failed" if failure else self.ending
+        error = _in_one_line(failure) if failure else None
         step = self.checkpointing.position.step
         if self.active:
             if best := self.checkpointing.checkpoints.best():
