@@ -286,15 +286,9 @@ class Tree:
         return cls(a["example"], *lists, a["sweep"], environment)
 
     @property
-    def tracking(self) -> tuple[str, ...]:
-        """The trackers that it has modules of."""
-        return tuple(dict.fromkeys((*self.trackers, *["wandb"] * (self.sweep == "wandb"))))
-
-    @property
     def trained(self) -> "Tree":
-        """A tree that is the same but for what a training does not read: `tools/`, `sweep.yaml`."""
-        sweep = "none" if self.tracking == self.trackers else "wandb"
-        return Tree(self.example, (), self.trackers, (), sweep, "venv")
+        """A tree with the same modules, but for those that a training does not read."""
+        return Tree(self.example, (), self.trackers, (), "none", "venv")
 
     def answers(self) -> Answers:
         """Return answers that lead to it."""

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# All but MLflow and pandas, which start a thread.
+# Not MLflow and pandas, which start a thread, nor W&B, which makes a temporary folder.
 IMPORTED = (
     "aim",
     "matplotlib.backends.backend_agg",
@@ -39,7 +39,6 @@ IMPORTED = (
     "torch.utils.tensorboard",
     "tqdm",
     "tyro",
-    "wandb",
     "yaml",
 )
 # What is read when an interpreter starts, or when torch is imported.

@@ -2,55 +2,120 @@
 
 Each one is imported whole, and each of its commands asked for its help. Those that differ in what a
 training reads are trained by two ranks, stopped and resumed, with the trackers of their answers.
-tests/render/test_matrix.py renders the same answers, and proves that the trees are as many.
+tests/render/test_matrix.py renders all variants, and proves that each has the files of its tree.
 """
 
+import itertools
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from renderer import render_project, shrink
-from variants import TREES, Tree
+from variants import TREES, Tree, expected_files
 
-from .conftest import Job, spawn, srun
+from .conftest import Job, clean_environment, srun
 from .test_examples import TABLE, TEXT
 
+PARTS = 2
 FLAGS = {"digits": (), "text": TEXT, "table": TABLE}
+# Imports all modules of each tree, and asks each command for its help. What is no module of the
+# tree stays imported, which is most of the time that the first one takes.
 CHECK = """
-import pkgutil
-from importlib import import_module
+import json, os, pkgutil, sys
+from contextlib import redirect_stdout
+from importlib import import_module, invalidate_caches
+from io import StringIO
 
-import demo
-from demo.__main__ import commands
+for folder in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
+        del sys.modules[name]
+    os.chdir(folder)
+    sys.path[0] = os.path.join(folder, "src")
+    invalidate_caches()
+    import demo
 
-for module in pkgutil.walk_packages(demo.__path__, "demo."):
-    if module.name != "demo.__main__":
-        import_module(module.name)
-for name, (command, _) in commands().items():
-    try:
-        code = command(["--help"])
-    except SystemExit as leaving:
-        code = leaving.code
-    assert not code, name
-print("all commands:", *commands())
+    for module in pkgutil.walk_packages(demo.__path__, "demo."):
+        if module.name != "demo.__main__":
+            import_module(module.name)
+    commands = import_module("demo.__main__").commands()
+    for name, (command, _) in commands.items():
+        shown = StringIO()
+        with redirect_stdout(shown):
+            try:
+                code = command(["--help"])
+            except SystemExit as leaving:
+                code = leaving.code
+        assert not code and "usage: python -m demo" in shown.getvalue(), (folder, name)
+    print(json.dumps(list(commands)), flush=True)
 """
 
 
-@pytest.mark.parametrize("tree", TREES, ids=str)
-def test_every_module_is_imported_and_every_command_helps(tree: Tree, tmp_path: Path) -> None:
-    project = render_project(tmp_path / "demo", **tree.answers())
-    (project / "check_tree.py").write_text(CHECK)
-    job = spawn(project, tmp_path / "check", [["check_tree"]], [{}]).wait()
-    assert job.codes == [0], job.log
-    tools = [each.replace("_", "-") for each in (*tree.tools, "runs")]
-    tools += ["monitor"] * bool(tree.servers) + ["sweep"] * (tree.sweep != "none")
-    tools += ["sync", "check-trackers"] * bool(tree.tracking)
-    (found,) = (line for line in job.log.splitlines() if line.startswith("all commands:"))
-    assert set(found.split()[2:]) == {"train", "download", *tools}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Projects with all that answers can add, by example and sweep."""
+    most = max(TREES, key=lambda tree: (len(tree.tools), len(tree.trackers), len(tree.servers)))
+    folder = tmp_path_factory.mktemp("whole")
+    return {
+        (example, sweep): render_project(
+            folder / f"{example}-{sweep}", **{**most.answers(), "example": example, "sweep": sweep}
+        )
+        for example, sweep in itertools.product(FLAGS, ("optuna", "wandb"))
+    }
 
 
-@pytest.mark.parametrize("tree", sorted({each.trained for each in TREES}), ids=str)
+def link(tree: Tree, whole: Path, folder: Path) -> Path:
+    """Make the modules of a tree out of links to those of a whole project, compiled ones too."""
+    answers = {**tree.answers(), "package_name": "demo"}
+    for path in expected_files(answers):
+        if path.startswith("src/"):
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(whole / path)
+    for room in [each for each in folder.glob("src/**/") if each.name != "src"]:
+        compiled = whole / room.relative_to(folder) / "__pycache__"
+        compiled.mkdir(exist_ok=True)
+        (room / "__pycache__").symlink_to(compiled)
+    return folder
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_module_is_imported_and_every_command_helps(
+    whole: dict[tuple[str, str], Path], tmp_path: Path, part: int
+) -> None:
+    trees = TREES[part::PARTS]
+    folders = [
+        link(tree, whole[tree.example, tree.sweep.replace("none", "optuna")], tmp_path / str(tree))
+        for tree in trees
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, *folders],
+        env=clean_environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for tree, line in zip(trees, done.stdout.splitlines(), strict=True):
+        tools = [each.replace("_", "-") for each in (*tree.tools, "runs")]
+        tools += ["monitor"] * bool(tree.servers) + ["sweep"] * (tree.sweep != "none")
+        if tree.trackers or tree.sweep == "wandb":
+            tools += ["sync", "check-trackers"]
+        assert set(json.loads(line)) == {"train", "download", *tools}, tree
+
+
+def _trained() -> list[object]:
+    """Return the trees to train; `make test-all` has those with some of the trackers."""
+    found = []
+    for tree in sorted({each.trained for each in TREES}):
+        name = f"{tree.example}-{'+'.join(tree.trackers) or 'none'}"
+        marks = () if len(tree.trackers) in (0, 4) else pytest.mark.slow
+        found.append(pytest.param(tree, marks=marks, id=name))
+    return found
+
+
+@pytest.mark.parametrize("tree", _trained())
 def test_it_trains_stops_and_goes_on(tree: Tree, tmp_path: Path) -> None:
     project = render_project(tmp_path / "demo", **tree.answers())
     if tree.example == "digits":

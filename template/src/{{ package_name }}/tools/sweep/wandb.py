@@ -20,11 +20,12 @@ from pathlib import Path
 from ...core.errors import UsageError
 from ...core.ranks.signals import EXIT_CODE, StopRequest
 from ...settings import Settings
+from .. import program
 from .trial import as_flags, check_launch, run
 
 log = logging.getLogger(__name__)
 
-USAGE = "sweep ENTITY/PROJECT/SWEEP [flags of train] -- LAUNCH COMMAND..."
+USAGE = f"{program('sweep')} ENTITY/PROJECT/SWEEP [flags of train] -- LAUNCH COMMAND..."
 
 
 def search(own: Sequence[str], launch: Sequence[str]) -> int:
