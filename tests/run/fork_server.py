@@ -18,25 +18,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Not MLflow and pandas, which start a thread, nor W&B, which makes a temporary folder.
 IMPORTED = (
-    "aim",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "numpy.random",
-    "optuna",
     "psutil",
     "pydantic.dataclasses",
-    "scipy.sparse",
-    "sqlalchemy",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
-    "torch.export",
     "torch.nn.parallel",
     "torch.utils.data",
-    "torch.utils.tensorboard",
     "tqdm",
     "tyro",
     "yaml",

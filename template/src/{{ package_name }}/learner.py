@@ -4,7 +4,8 @@ A training is a `Learner`: its networks, their optimizers, the loss of a batch, 
 an evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same for all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from .core import nested
 from .core.config import Settings
 from .core.errors import UsageError
 from .core.ranks.strategy import blocks
-from .core.training.checks import checked_loss
+from .core.training.checks import checked_loss, checked_weight
 from .core.training.schedule import lr_factor
 
 if TYPE_CHECKING:
@@ -142,3 +143,8 @@ class Learner:
     def describe(self, prediction: Any) -> Any:  # noqa: ANN401
         """Return one sample's prediction as JSON can have it: a line of what `predict` writes."""
         return nested.plain(prediction)
+
+
+def weight_function(learner: Learner) -> Callable[[Any], int] | None:
+    """Return what weighs a batch, checked; None where model.py leaves that to `Learner`."""
+    return partial(checked_weight, learner) if type(learner).weigh is not Learner.weigh else None

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
@@ -244,12 +243,7 @@ class RunLogger:
     def __enter__(self) -> "RunLogger":
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        failure: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, failure: BaseException | None, _traceback: object) -> None:
         """End the run in the trackers, and close the files."""
         status: Status = "failed" if failure else self.ending
         error = _in_one_line(failure) if failure else None

@@ -21,14 +21,13 @@ from .core.ranks.signals import EXIT_CODE, StopRequest
 from .core.ranks.step_totals import StepTotals
 from .core.ranks.world import World
 from .core.training.checkpointing import Checkpointing
-from .core.training.checks import weight_function
 from .core.training.networks import Networks, named_parameters
 from .core.training.position import is_due
 from .core.training.schedule import scaling
 from .core.training.update import Loop
 from .evaluate import Evaluator
 from .finish import finish, is_finished, stop
-from .learner import Learner, model_class
+from .learner import Learner, model_class, weight_function
 from .run_logger import RunLogger, with_run_dir
 from .settings import Settings
 from .tracking import select
@@ -64,8 +63,8 @@ class Trainer:
     ) -> None:
         self.learner, self.settings, self.world, self.request = learner, settings, world, request
         self.datasets = data.load(settings)
-        weigh = weight_function(learner, Learner)
-        self.loader = StepLoader.over(self.datasets.train, settings, world, weigh)
+        weigh = weight_function(learner)
+        self.loader = StepLoader(self.datasets.train, settings, world, weigh)
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
         refuse_unusable_sets(self.datasets, self.loader.samples, settings, world)
         torch.manual_seed(settings.seed)

@@ -7,7 +7,6 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,12 +85,7 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_failure: object) -> None:
         """Wait, also after an error, and let go of the other ranks."""
         self.wait()
         self.thread.shutdown()

@@ -25,10 +25,9 @@ class StepLoader:
     """This rank's batches, a list for each step.
 
     Args:
-        batches: of this rank.
-        accumulate: batches of a step.
+        dataset: the training set.
+        settings, world: as everywhere.
         weigh: how much a batch counts; None: as many as it has samples.
-        seed, rank: the batches of a step are made with a seed of its own.
 
     Attributes:
         samples: of all ranks in an epoch, None where it is not known.
@@ -37,25 +36,9 @@ class StepLoader:
     """
 
     def __init__(
-        self,
-        batches: TrainBatches,
-        accumulate: int,
-        weigh: Callable[[Any], int] | None,
-        seed: int,
-        rank: int,
+        self, dataset: Dataset, settings: Settings, world: World, weigh: Callable[[Any], int] | None
     ) -> None:
-        self.batches, self.accumulate, self.weigh = batches, accumulate, weigh
-        self.samples = batches.samples
-        self.seed, self.rank = seed, rank
-        self.uneven = batches.uneven or weigh is not None
-        self.waited = 0.0
-
-    @classmethod
-    def over(
-        cls, dataset: Dataset, settings: Settings, world: World, weigh: Callable[[Any], int] | None
-    ) -> "StepLoader":
-        """Return a loader of a training set's batches, as the settings say."""
-        batches = TrainBatches(
+        self.batches = TrainBatches(
             dataset,
             settings.batch_size,
             world.rank,
@@ -64,7 +47,11 @@ class StepLoader:
             settings.workers,
             pin=world.device.type == "cuda",
         )
-        return cls(batches, settings.accumulate, weigh, settings.seed, world.rank)
+        self.samples, self.accumulate = self.batches.samples, settings.accumulate
+        # The batches of a step are made with a seed of its own.
+        self.seed, self.rank = settings.seed, world.rank
+        self.weigh, self.uneven = weigh, self.batches.uneven or weigh is not None
+        self.waited = 0.0
 
     def close(self) -> None:
         """End the loading workers."""

@@ -84,13 +84,13 @@ class DataWait:
     """
 
     def __init__(self, workers: int) -> None:
-        # The first step starts a lot, so the first reading says little.
-        self.readings_to_pass, self.logged = 1, workers > 0
+        self.first, self.logged = True, workers > 0
 
     def look(self, data_seconds: float, step_seconds: float) -> None:
         """Look at how long a step waited, and how long it took, on average."""
         share = data_seconds / step_seconds
-        if share > 0.5 and not self.logged and not self.readings_to_pass:
+        # The first step starts a lot, so the first reading says little.
+        if share > 0.5 and not self.logged and not self.first:
             log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
             self.logged = True
-        self.readings_to_pass = 0
+        self.first = False

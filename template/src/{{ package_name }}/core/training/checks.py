@@ -1,7 +1,5 @@
 """What model.py returned, checked."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -42,8 +40,3 @@ def checked_weight(learner: "Learner", batch: Any) -> int:  # noqa: ANN401 - wha
             "tokens"
         )
     return int(weight)
-
-
-def weight_function(learner: "Learner", base: type["Learner"]) -> Callable[[Any], int] | None:
-    """Return what weighs a batch, checked; None where model.py leaves it to the base class."""
-    return partial(checked_weight, learner) if type(learner).weigh is not base.weigh else None
