@@ -49,9 +49,9 @@ class Timed(train.Trainer):
         self.steps.append(time.perf_counter())
         super()._train_step(*arguments)
 
-    def _save(self, best: bool = False) -> None:
+    def save(self, best: bool = False) -> None:
         began = time.perf_counter()
-        super()._save(best)
+        super().save(best)
         if AT_ONCE:
             self.checkpointing.saver.wait()
         self.saves.append(time.perf_counter() - began)
