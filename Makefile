@@ -27,6 +27,7 @@ test-all: lint ## the same, with the slow tests
 lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
 	.venv/bin/shellcheck .ci/run scripts/*.sh
 
 benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS chooses what

@@ -70,8 +70,10 @@ def median_milliseconds(
             "--trackers=none",
             # The larger network is no good one: it only has to stay finite.
             *(["--lr=1e-5"] if megabytes else []),
-            BENCHMARK_AT_ONCE="yes" if at_once else "",
-            BENCHMARK_MEGABYTES=str(megabytes),
-            BENCHMARK_RESULT=str(result),
+            env={
+                "BENCHMARK_AT_ONCE": "yes" if at_once else "",
+                "BENCHMARK_MEGABYTES": str(megabytes),
+                "BENCHMARK_RESULT": str(result),
+            },
         )
         return json.loads(result.read_text())

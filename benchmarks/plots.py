@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from .compare import Comparison
 
 COLUMNS = 3
-STYLE = {"color": "#d9d9d9", "linewidth": 0.6}  # of grids, behind the figures
+STYLE: dict[str, Any] = {"color": "#d9d9d9", "linewidth": 0.6}  # of grids, behind the figures
 OURS, OTHERS, TARGET = "#1f6fb4", "#8a8a8a", "#c0392b"
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,7 +54,12 @@ def project(*trackers: str) -> Path:
     return folder
 
 
-def start(setting: Setting, *arguments: str, folder: Path | None = None, **env: str) -> str:
+def start(
+    setting: Setting,
+    *arguments: str,
+    folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
     """Run a program on all ranks, by torchrun, in a project's folder; return what it printed.
 
     Raises:
@@ -64,7 +69,7 @@ def start(setting: Setting, *arguments: str, folder: Path | None = None, **env: 
     done = subprocess.run(
         [*command, f"--nproc-per-node={setting.ranks}", *arguments],
         cwd=folder or project(),
-        env={**environment(setting, folder), **env},
+        env={**environment(setting, folder), **(env or {})},
         capture_output=True,
         text=True,
     )
@@ -89,7 +94,7 @@ def peer(setting: Setting, name: str, **options: object) -> float:
 def figures(setting: Setting, name: str, **options: object) -> dict[str, float]:
     """Run a contestant and return what it prints last: its `figure`, and others."""
     env = {f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()}
-    output = start(setting, str(CONTESTANTS / f"{name}.py"), **env)
+    output = start(setting, str(CONTESTANTS / f"{name}.py"), env=env)
     return json.loads(output.splitlines()[-1])
 
 

@@ -1,5 +1,6 @@
 """Images per second: a bare loop, this project with all that it does, and its peers."""
 
+from functools import partial
 from pathlib import Path
 
 from .compare import Comparison, in_turns
@@ -21,10 +22,10 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
     comparisons = []
     for batch in BATCHES[setting.device]:
         steps = STEPS[setting.device]
-        contestants = {"this project": lambda batch=batch, steps=steps: ours(setting, batch, steps)}
+        contestants = {"this project": partial(ours, setting, batch, steps)}
         for name, program in PEERS.items():
-            contestants[name] = lambda program=program, batch=batch, steps=steps: peer(
-                setting, program, batch=batch, warm_up=WARM_UP, steps=steps
+            contestants[name] = partial(
+                peer, setting, program, batch=batch, warm_up=WARM_UP, steps=steps
             )
         comparison = Comparison(
             title=f"Images per second, batches of {batch}",

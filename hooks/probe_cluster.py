@@ -71,7 +71,7 @@ class Gpus(NamedTuple):
     """The GPUs that most nodes of a partition have: type, count on a node, and those nodes."""
 
     kind: str
-    count: int
+    number: int
     nodes: List[Node]
 
 
@@ -361,9 +361,11 @@ def gpu_answers(partition: Partition, gpus: Gpus) -> List[Answer]:
     """Return the answers about the GPUs of a partition."""
     kinds = Counter(kind for node in partition.nodes for kind in node.gpus)
     features = {node.facts.get("AvailableFeatures", "") for node in gpus.nodes} - {"", "(null)"}
-    facts = [f"{len(gpus.nodes)} node(s) of {partition.name} have {gpus.count} {gpus.kind}".strip()]
+    facts = [
+        f"{len(gpus.nodes)} node(s) of {partition.name} have {gpus.number} {gpus.kind}".strip()
+    ]
     facts += ["their features, for a constraint: " + " or ".join(sorted(features))] * bool(features)
-    answers = [Answer("gpus_per_node", min(gpus.count, 16), facts)]
+    answers = [Answer("gpus_per_node", min(gpus.number, 16), facts)]
     if len(kinds) > 1:
         said = ", ".join(f"{kind or 'no name'} on {count}" for kind, count in kinds.most_common())
         said = f"types on nodes: {said}; a job of several nodes wants one"
@@ -375,7 +377,7 @@ def gpu_answers(partition: Partition, gpus: Gpus) -> List[Answer]:
 def cpus_of_rank(main: Partition, cpu: Optional[Partition], gpus: Gpus) -> Answer:
     """Return the answer about CPUs: a GPU's share of its node. Two ranks without GPUs fit too."""
     shares = [node.cpus // sum(node.gpus.values()) for node in gpus.nodes]
-    shares.append(number(main.facts, "MaxCPUsPerNode", MANY) // (gpus.count or 2))
+    shares.append(number(main.facts, "MaxCPUsPerNode", MANY) // (gpus.number or 2))
     facts = [f"the share of a GPU is {min(shares)}"] * bool(gpus.nodes)
     if cpu:
         node = typical(cpu)
@@ -411,7 +413,7 @@ def memory_answers(
     """Return the answers about memory: none where Slurm counts none, or has a good default."""
     if "memory" not in config.get("SelectTypeParameters", "memory").lower():
         return [Answer("memory", "", ["Slurm does not share out memory here"])]
-    defaults = {main.name: default_memory(main, config, cpus, gpus.count)}
+    defaults = {main.name: default_memory(main, config, cpus, gpus.number)}
     without = default_memory(cpu, config, cpus, 0) if cpu else None
     if cpu:
         defaults[f"{cpu.name}, without a GPU"] = without
@@ -428,7 +430,7 @@ def memory_answers(
         rank = typical(main).memory * cpus // typical(main).cpus
     for source in (main.facts, config):
         rank = min(rank, number(source, "MaxMemPerCPU", MANY) * cpus)
-        rank = min(rank, number(source, "MaxMemPerNode", rank * MANY) // (gpus.count or 2))
+        rank = min(rank, number(source, "MaxMemPerNode", rank * MANY) // (gpus.number or 2))
     # An amount per GPU leaves jobs without one to the default.
     if gpus.nodes and (without is None or without >= ENOUGH):
         return [Answer("memory", size(rank), facts), Answer("memory_scope", "gpu", [])]

@@ -31,9 +31,9 @@ class Imports:
             homes = [".".join(self._module(Path(each))) for each in new]
             self.moved[".".join(self._module(Path(path)))] = homes
         stay = {full.rpartition(".")[0] for full in names}
-        homes = {home for new in self.moved.values() for home in new} | (stay - set(self.moved))
-        self._own = {home: self._names(home, imported=False) for home in homes}
-        self._all = {home: self._names(home, imported=True) for home in homes}
+        rooms = {home for new in self.moved.values() for home in new} | (stay - set(self.moved))
+        self._own = {home: self._names(home, imported=False) for home in rooms}
+        self._all = {home: self._names(home, imported=True) for home in rooms}
 
     def rewrite(self, data: bytes, before: Path, now: Path) -> tuple[bytes, list[Problem]]:
         """Return a file with its imports rewritten, and what can't be.
@@ -57,6 +57,7 @@ class Imports:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 start = starts[node.lineno - 1] + node.col_offset
+                assert node.end_lineno and node.end_col_offset is not None
                 end = starts[node.end_lineno - 1] + node.end_col_offset
                 margin = data[starts[node.lineno - 1] : start]
                 file = (self._package(before), self._package(now))
@@ -75,8 +76,8 @@ class Imports:
             (start, new.count(b"\n") - data.count(b"\n", start, end)) for start, end, new in edits
         ]
         problems = [
-            (line + sum(by for start, by in longer if start < starts[line - 1]), *what)
-            for line, *what in problems
+            (line + sum(by for start, by in longer if start < starts[line - 1]), module, name, hint)
+            for line, module, name, hint in problems
         ]
         newline = b"\r\n" if b"\r\n" in data else b"\n"
         for start, end, new in sorted(edits, reverse=True):
@@ -135,8 +136,8 @@ class Imports:
         written = [
             f"{each.name} as {each.asname}" if each.asname else each.name for each in node.names
         ]
-        (home, shown), *more = groups.items()
-        if not more and shown == written:
+        if list(groups.values()) == [written]:
+            (home,) = groups
             same = home == f"{'.' * node.level}{node.module or ''}"
             new = f"from {home} import".encode()
             return None if same else re.sub(rb"^from[.\w\s\\]+?\bimport\b", new, text, count=1)

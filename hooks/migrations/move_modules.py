@@ -92,8 +92,8 @@ def _merge(imports: Imports, path: str, new: Path, mine: bytes, base: bytes) -> 
     was, told = imports.rewrite(base, Path(path), new)
     # All ends of lines are git's, and at the end the user's.
     edited, problems = imports.rewrite(mine.replace(b"\r\n", b"\n"), Path(path), new)
-    known = {tuple(what) for _, *what in told}
-    _name([(0, *what) for _, *what in problems if tuple(what) not in known], new)
+    known = [problem[1:] for problem in told]
+    _name([(0, *each[1:]) for each in problems if each[1:] not in known], new)
     sides = (edited, was, ours)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(number)) for number in range(3)]

@@ -282,8 +282,10 @@ class Tree:
         a = complete(given)
         # W&B's form of sweep.yaml names the interpreter.
         environment = a["environment"] if a["sweep"] == "wandb" else "venv"
-        lists = (tuple(a[name]) for name in ("tools", "trackers", "monitoring_servers"))
-        return cls(a["example"], *lists, a["sweep"], environment)
+        tools, trackers, servers = (
+            tuple(a[name]) for name in ("tools", "trackers", "monitoring_servers")
+        )
+        return cls(a["example"], tools, trackers, servers, a["sweep"], environment)
 
     @property
     def trained(self) -> "Tree":
