@@ -34,7 +34,7 @@ SAMPLES: dict[str, list[Any]] = {
     "license": ["MIT", "BSD-3-Clause", "Apache-2.0", "none"],
     "launch_modes": [list(MODES), ["cpu"], ["single_node"], ["cpu", "multi_node"]],
     "launcher": ["srun", "torchrun"],
-    "nodes": [2, 16],
+    "nodes": [2, 4],
     "gpus_per_node": [4, 1],
     "gpu_type": ["", "a100"],
     "gpu_request": ["gres", "gpus_per_node"],
@@ -46,7 +46,7 @@ SAMPLES: dict[str, list[Any]] = {
     "cpu_partition": ["", "cpu"],
     "account": ["", "proj-0042"],
     "qos": ["", "normal"],
-    "constraint": ["", "a100|h100", "[rack1*2&rack2*2]"],
+    "constraint": ["", "a100|h100", "[rack1|rack2]"],
     "reservation": ["", "course-2"],
     "exclusive": [False, True],
     "mail_user": ["", "ada@example.org"],
@@ -114,6 +114,8 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["memory_scope"]
     if kept["container"] == "none":
         del kept["container_base_image"]
+    if kept["exclusive"]:
+        kept["gpus_per_node"] = 4  # all that a node of the test cluster has
     kept["monitoring_servers"] = [s for s in kept["monitoring_servers"] if s in kept["trackers"]]
     return kept
 

@@ -567,7 +567,7 @@ def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
 def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:
     there = place.elsewhere()
     at_start = f"{NODE}os.chdir('{there}')"
-    found = nodes(place, {}, {"AT_START": at_start}, code=1, flags=("--timeout=15",))
+    found = nodes(place, {}, {"AT_START": at_start}, code=1, flags=("--timeout=200",))
     (line,) = troubles(found)
     assert not list((there / "runs").iterdir())
     assert re.search(r"shared folder n2: what this node wrote in runs did not come", line)

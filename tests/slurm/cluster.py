@@ -27,7 +27,7 @@ import psutil
 PATIENCE = 300  # seconds; what takes longer hangs
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
 SUBNET = "10.77.0"  # the cluster's network is closed to others, so any will do
-CORES, MEMORY, GPUS = 16, 32000, 4  # of a node, as Slurm believes
+CORES, MEMORY, GPUS = 16, 32000, 4  # of a node, as Slurm believes; MEMORY in MB
 
 
 def missing() -> str | None:
@@ -50,16 +50,20 @@ class Cluster:
         nodes: how many; they are called n1, n2, ...
         settings: lines added to slurm.conf.
         gpus: of each node.
+        memory: of each node, in MB.
 
     Attributes:
         folder: configuration, logs and state; removed at the end.
         small: a folder on every node that holds 8 MiB, for tests of a full disk.
     """
 
-    def __init__(self, nodes: int = 3, settings: str = "", gpus: int = GPUS) -> None:
+    def __init__(
+        self, nodes: int = 3, settings: str = "", gpus: int = GPUS, memory: int = MEMORY
+    ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.settings = settings
         self.gpus = gpus
+        self.memory = memory
         # munge accepts no folder below one that is closed to others, as pytest's are.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
@@ -265,7 +269,7 @@ class Cluster:
     def _slurm_conf(self, addresses: dict[str, str]) -> str:
         kind = f"Gres=gpu:a100:{self.gpus} Feature=a100,rack1" if self.gpus else "Feature=rack1"
         nodes = "\n".join(
-            f"NodeName={node} NodeAddr={address} CPUs={CORES} RealMemory={MEMORY} {kind}"
+            f"NodeName={node} NodeAddr={address} CPUs={CORES} RealMemory={self.memory} {kind}"
             for node, address in addresses.items()
         )
         return f"""\

@@ -25,6 +25,8 @@ MUST_AGREE = ("python", "torch")
 # Seconds. Beyond the first, what nodes log is out of order; before clocks are five minutes apart,
 # Slurm's authentication (munge) and Kerberos refuse each other's credentials.
 CLOCK_WARNING, CLOCK_ERROR = 1, 60
+# Seconds that a file may take to appear here, once its node has said that it is written.
+FILE_DELAY = 10
 
 Look = Callable[[], Iterable[Finding]]
 Report = dict[str, Any]
@@ -76,13 +78,15 @@ class Door:
         folder: where others shall leave what they found.
 
     Attributes:
-        hosts: the hostname of each process that came, by rank; reports: what it found, later.
+        hosts: the hostname of each process that came, by rank.
+        reports: what it found, later; heard: when the last report came, by the monotonic clock.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.hosts: dict[int, str] = {}
         self.reports: dict[int, Report] = {}
+        self.heard = 0.0
         self._sockets: list[socket.socket] = []
 
     def open(self) -> Iterator[Finding]:
@@ -115,7 +119,9 @@ class Door:
             _write(stream, {"time": time.time(), "folder": str(self.folder)})
             hello = json.loads(stream.readline())
             self.hosts[hello["rank"]] = hello["host"]
-            self.reports[hello["rank"]] = json.loads(stream.readline())
+            report = json.loads(stream.readline())
+            self.heard = time.monotonic()
+            self.reports[hello["rank"]] = report
             stream.readline()  # until either end closes
 
     def close(self) -> None:
@@ -132,8 +138,8 @@ def _hear(
     """Wait for the other processes, and yield what all found."""
     reports = {0: _report(own)}
     missing = set(range(1, ranks.size))
-    deadline = time.monotonic() + timeout
-    while missing and time.monotonic() < deadline:
+    end = time.monotonic() + timeout
+    while missing and time.monotonic() < end:
         # A network file system shows a folder as it was up to a minute ago, unless this node
         # itself changes it.
         with suppress(OSError):
@@ -146,6 +152,8 @@ def _hear(
         told = dict(door.reports)
         reports |= {rank: each for rank, each in told.items() if not each["written"]}
         missing -= set(reports)
+        if missing <= set(told):  # only files have not come
+            end = min(end, door.heard + FILE_DELAY)
         time.sleep(0.2)
     reports = {**door.reports, **reports}
     yield from merge([reports[rank] for rank in sorted(reports)])
