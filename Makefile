@@ -6,11 +6,13 @@ TORCH_INDEX ?=
 PYTHON3 ?= python3
 PYTHON := .venv/bin/python
 PYTEST_ARGS ?=
+# The version that test-slurm runs with.
+SLURM ?= 26.05
 ARGS ?=
 
 export TORCH TORCH_INDEX PYTHON3
 
-.PHONY: help demo test test-all lint benchmarks clean
+.PHONY: help demo test test-all test-slurm lint benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -23,6 +25,10 @@ test: lint ## check this repository: linters, then the tests that a change shoul
 
 test-all: lint ## the same, with the slow tests
 	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+
+test-slurm: .venv/ready ## run the tests of the cluster with another Slurm: SLURM=24.11 or 26.05
+	scripts/with-slurm.sh $(SLURM) $(PYTHON) -m pytest tests/slurm \
+		--numprocesses 2 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff check .

@@ -13,27 +13,10 @@ from pathlib import Path
 
 SYSTEMS = Path("/opt/apptainer-tests")
 BASE = SYSTEMS / "base"
-COMMAND = r"""#!/bin/bash
-exec unshare --map-root-user --mount --propagation=private bash -euc '
-root=$1 here=$PWD; shift
-mount --bind "$root" "$root"
-for folder in /*; do
-    case $folder in
-    /bin | /boot | /etc | /lib* | /lost+found | /run | /sbin | /usr | /var) continue ;;
-    esac
-    [[ -d $folder && ! -L $folder ]] || continue
-    mkdir -p "$root$folder"
-    mount --rbind "$folder" "$root$folder"
-done
-mount --bind /etc/hosts "$root/etc/hosts"
-cd "$root"
-mkdir -p before
-pivot_root . before
-umount --lazy /before
-cd "$here"
-exec /usr/bin/apptainer "$@"
-' bash ROOT "$@"
+COMMAND = """#!/bin/bash
+exec unshare --map-root-user --mount --propagation=private ENTER ROOT /usr/bin/apptainer "$@"
 """
+ENTER = Path(__file__).parents[2] / "scripts/enter-system.sh"
 
 
 def missing() -> str | None:
@@ -44,7 +27,7 @@ def missing() -> str | None:
 def install(folder: Path) -> None:
     """Put the command `apptainer` into a folder."""
     command = folder / "apptainer"
-    command.write_text(COMMAND.replace("ROOT", str(SYSTEMS / "root")))
+    command.write_text(COMMAND.replace("ENTER", str(ENTER)).replace("ROOT", str(SYSTEMS / "root")))
     command.chmod(0o755)
 
 

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# enter-system.sh ROOT COMMAND...: runs a command with another system's programs, and this machine's
+# folders but for those of a system. In a mount namespace of its own, whose mounts go with it:
+#   unshare --mount --propagation=private scripts/enter-system.sh ROOT COMMAND...
+set -euo pipefail
+root=$1 here=$PWD
+shift
+
+mount --bind "$root" "$root"
+for folder in /* /var/lib/module-systems; do
+    case $folder in
+    /bin | /boot | /etc | /lib | /lib[0-9]* | /lost+found | /run | /sbin | /usr | /var) continue ;;
+    esac
+    [[ -d $folder && ! -L $folder ]] || continue
+    mkdir -p "$root$folder"
+    mount --rbind "$folder" "$root$folder"
+done
+for file in /etc/hosts /etc/resolv.conf; do
+    touch "$root$file"
+    mount --bind "$file" "$root$file"
+done
+# Not a chroot: who enters a namespace is outside of that.
+cd "$root"
+mkdir -p before
+pivot_root . before
+umount --lazy /before
+cd "$here"
+exec "$@"

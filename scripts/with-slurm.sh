@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# with-slurm.sh VERSION COMMAND...: runs a command where Slurm is of another version than this machine's,
+# as root on Debian and Ubuntu. `make test-slurm` uses it.
+# The first time it makes a system with that Slurm in /opt/slurm-tests, of some 600 MB; nothing else of
+# this machine changes, but for debootstrap, which is installed. The command sees the system's programs,
+# and all folders of this machine that are not a system's.
+set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "$0")/apt.sh"
+
+case ${1:-} in
+24.11) suite=trixie ;;
+26.05) suite=sid ;;
+*) fail "the versions are 24.11 and 26.05, not '${1:-}'" ;;
+esac
+export PATH=$PATH:/usr/sbin:/sbin
+version=$1 root=/opt/slurm-tests/$1
+shift
+
+make_root() {
+    local keyring=/usr/share/keyrings/debian-archive-keyring.gpg new=$root.new mirror
+    prepare_apt "$root"
+    if ! command -v debootstrap >/dev/null || ! [[ -e $keyring ]]; then
+        apt-get update
+        apt-get install --yes --no-install-recommends debootstrap debian-archive-keyring
+    fi
+    # The mirror that this machine uses; without one, debootstrap knows where Debian is.
+    # shellcheck disable=SC2016 # the dollars are apt-get's
+    mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
+        sed -n '/^Debian /{s///p;q}')
+    rm -rf --one-file-system "$new"
+    mkdir -p "$new"
+    # Python is for the libraries that an interpreter of another place needs.
+    unshare --mount --propagation=private debootstrap --variant=minbase --keyring="$keyring" \
+        --include=slurm-wlm,munge,iproute2,util-linux,procps,git,make,python3,libreadline8t64,lua5.4,tcl \
+        "$suite" "$new" ${mirror:+"$mirror"}
+    [[ $(chroot "$new" slurmctld -V) =~ $version ]] ||
+        fail "Debian $suite has $(chroot "$new" slurmctld -V) by now, not $version"
+    chroot "$new" apt-get clean
+    mv "$new" "$root"
+}
+
+[[ -d $root ]] || make_root
+(($#)) || exit 0
+exec unshare --mount --propagation=private "$(dirname "$0")/enter-system.sh" "$root" "$@"
