@@ -7,7 +7,8 @@ root=$1 here=$PWD
 shift
 
 mount --bind "$root" "$root"
-for folder in /* /var/lib/module-systems; do
+# Of the module systems the one that needs no more than Tcl.
+for folder in /* /var/lib/module-systems/environment-modules; do
     case $folder in
     /bin | /boot | /etc | /lib | /lib[0-9]* | /lost+found | /run | /sbin | /usr | /var) continue ;;
     esac

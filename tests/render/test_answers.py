@@ -36,7 +36,12 @@ RAW = ("partition", "cpu_partition", "account", "qos", "reservation", "gpu_type"
 
 BAD: dict[str, list[Any]] = {
     **{name: INJECTIONS for name in RAW},
-    "constraint": [*(text for text in INJECTIONS if text != "a&&id"), "a|b c", 'a"|"b', "[rack1*2&rack2*2]"],
+    "constraint": [
+        *(text for text in INJECTIONS if text != "a&&id"),
+        "a|b c",
+        'a"|"b',
+        "[rack1*2&rack2*2]",
+    ],
     "package_name": [
         *INJECTIONS,
         *["", "1a", "Demo", "a-b", "class", "torch", "wandb", "aim", "mlflow", "tensorboard"],

@@ -20,8 +20,6 @@ TCL = {
     "python/3.12": "setenv DEMO_PYTHON 3.12\nprepend-path PYTHONPATH /no/packages",
     # It loads something before it gives up.
     "broken/1.0": 'module load python/3.12\nputs stderr "no licence today"\nexit 1',
-    "cuda/12.4": "setenv CUDA_HOME /no/cuda",
-    "nccl/2.21": "prereq cuda",
     "rival/1.0": "conflict demo-tool",
     "needy/1.0": "prereq absent-tool/1.0",
     "kept/1.0": "module-tag sticky kept\nsetenv DEMO_KEPT yes",

@@ -41,6 +41,8 @@ fi
 while [[ $1 != python ]]; do shift; done
 exec .venv/bin/"$@"
 """
+# Modules of sample answers, beside those that all tests have.
+MODULES = {"cuda/12.4": "setenv CUDA_HOME /no/cuda", "nccl/2.21": "prereq cuda"}
 # A file that users have: it says where the site's Apptainer is.
 SITE_SH = "PATH=$PWD/stand-ins:$PATH\n"
 
@@ -55,6 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     )
     settings = f"Licenses=course:1\n{partitions}"
     folder = tmp_path_factory.mktemp("site")
+    modules.write(folder / "etc/environment-modules/modules", MODULES)
     with (
         Cluster(nodes=NODES, memory=20_000_000, settings=settings) as running,
         modules.installed(running, "environment-modules", folder),
