@@ -16,7 +16,10 @@ for folder in /* /var/lib/module-systems/environment-modules; do
     mkdir -p "$root$folder"
     mount --rbind "$folder" "$root$folder"
 done
-for file in /etc/hosts /etc/resolv.conf; do
+# Names and certificates, so that downloads work there too.
+for file in /etc/hosts /etc/resolv.conf /etc/ssl/certs/ca-certificates.crt; do
+    [[ -e $file ]] || continue
+    mkdir -p "$root${file%/*}"
     touch "$root$file"
     mount --bind "$file" "$root$file"
 done
