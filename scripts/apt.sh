@@ -12,3 +12,24 @@ prepare_apt() {
     command -v apt-get >/dev/null || fail "$1 missing, and there is no apt-get: install it by hand"
     export DEBIAN_FRONTEND=noninteractive
 }
+
+# Make sure that `make_system` works: $1 is what is missing. Sets `keyring` and `mirror`.
+prepare_debootstrap() {
+    prepare_apt "$1"
+    keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    if ! command -v debootstrap >/dev/null || ! [[ -e $keyring ]]; then
+        apt-get update
+        apt-get install --yes --no-install-recommends debootstrap debian-archive-keyring
+    fi
+    # The mirror that this machine uses; without one, debootstrap knows where Debian is.
+    # shellcheck disable=SC2016 # the dollars are apt-get's
+    mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
+        sed -n '/^Debian /{s///p;q}')
+}
+
+# make_system ROOT SUITE PACKAGES: makes a small Debian of a release.
+make_system() {
+    # What it mounts goes with its namespace, however it ends.
+    unshare --mount --propagation=private \
+        debootstrap --variant=minbase --keyring="$keyring" --include="$3" "$2" "$1" ${mirror:+"$mirror"}
+}

@@ -11,27 +11,12 @@ export PATH=$PATH:/usr/sbin:/sbin
 systems=/opt/apptainer-tests # tests/slurm/apptainer.py looks here too
 [[ ! -d $systems ]] || exit 0
 
-prepare_apt "$systems"
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-if ! command -v debootstrap >/dev/null || ! [[ -e $keyring ]]; then
-    apt-get update
-    apt-get install --yes --no-install-recommends debootstrap debian-archive-keyring
-fi
-
-# The mirror that this machine uses; without one, debootstrap knows where Debian is.
-# shellcheck disable=SC2016 # the dollars are apt-get's
-mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
-    sed -n '/^Debian /{s///p;q}')
+prepare_debootstrap "$systems"
 new=$systems.new
 rm -rf --one-file-system "$new"
 mkdir -p "$new"
-make_system() {
-    # What it mounts goes with its namespace, however it ends.
-    unshare --mount --propagation=private \
-        debootstrap --variant=minbase --keyring="$keyring" --include="$3" "$2" "$new/$1" ${mirror:+"$mirror"}
-}
-make_system base bookworm python3-pip,python3-venv >"$new/base.log" 2>&1 &
-make_system root trixie ca-certificates,containernetworking-plugins,libseccomp2,libsqlite3-0,squashfs-tools,squashfuse,uidmap
+make_system "$new/base" bookworm python3-pip,python3-venv >"$new/base.log" 2>&1 &
+make_system "$new/root" trixie ca-certificates,containernetworking-plugins,libseccomp2,libsqlite3-0,squashfs-tools,squashfuse,uidmap
 wait $! || fail "debootstrap failed: $(tail -n 3 "$new/base.log")"
 # A root without all rights can copy neither devices nor what other users own: apt-get makes such.
 chroot "$new/base" apt-get clean
@@ -43,6 +28,7 @@ printf '[global]\nno-index = true\nfind-links = /mnt\n' >"$new/base/etc/pip.conf
 
 apt=$new/apt
 mkdir -p "$apt"/{lists/partial,cache/archives/partial}
+# shellcheck disable=SC2154 # prepare_debootstrap sets it
 sed "s|^deb |deb [signed-by=$keyring] |; s/ trixie / unstable /" "$new/root/etc/apt/sources.list" >"$apt/sources.list"
 from_unstable() {
     apt-get -o APT::Sandbox::User=root -o Dir::Cache="$apt/cache" -o Dir::State::Lists="$apt/lists" \

@@ -18,22 +18,13 @@ version=$1 root=/opt/slurm-tests/$1
 shift
 
 make_root() {
-    local keyring=/usr/share/keyrings/debian-archive-keyring.gpg new=$root.new mirror
-    prepare_apt "$root"
-    if ! command -v debootstrap >/dev/null || ! [[ -e $keyring ]]; then
-        apt-get update
-        apt-get install --yes --no-install-recommends debootstrap debian-archive-keyring
-    fi
-    # The mirror that this machine uses; without one, debootstrap knows where Debian is.
-    # shellcheck disable=SC2016 # the dollars are apt-get's
-    mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
-        sed -n '/^Debian /{s///p;q}')
+    local new=$root.new
+    prepare_debootstrap "$root"
     rm -rf --one-file-system "$new"
     mkdir -p "$new"
     # Python is for the libraries that an interpreter of another place needs.
-    unshare --mount --propagation=private debootstrap --variant=minbase --keyring="$keyring" \
-        --include=slurm-wlm,munge,iproute2,util-linux,procps,git,make,python3,libreadline8t64,lua5.4,tcl \
-        "$suite" "$new" ${mirror:+"$mirror"}
+    make_system "$new" "$suite" \
+        slurm-wlm,munge,iproute2,util-linux,procps,git,make,python3,libreadline8t64,tcl
     [[ $(chroot "$new" slurmctld -V) =~ $version ]] ||
         fail "Debian $suite has $(chroot "$new" slurmctld -V) by now, not $version"
     chroot "$new" apt-get clean
