@@ -251,7 +251,9 @@ def test_slow_is_less_than_half(project: Path, speeds: list[float], slow: list[b
 
 def test_two_ranks_on_one_gpu_are_named(full_project: Path, tmp_path: Path) -> None:
     change = (
-        "true = examine.place\nexamine.place = lambda *args: {**true(*args), 'gpu_uuid': 'abc'}\n"
+        "true = examine.place\n"
+        "examine.place = lambda *args: {**true(*args), 'gpu': 'GPU-abc'}\n"
+        "examine.choose_backend = lambda *args: 'nccl'\n"
     )
     job = check_comm(full_project, tmp_path, 2, change=change).wait()
     assert job.codes == [1, 1]

@@ -3,12 +3,14 @@
 import json
 import resource
 import signal
+import socket
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from .conftest import QUICK, Job, spawn, srun, torchrun
+from .conftest import QUICK, Job, spawn, srun, tasks, torchrun
 
 
 def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
@@ -76,6 +78,41 @@ def test_torchrun_does_not_claim_a_checkpoint_that_was_not_written(
 def _family(job: Job) -> list[psutil.Process]:
     torchrun_process = psutil.Process(job.processes[0].pid)
     return [torchrun_process, *torchrun_process.children(recursive=True)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_a_rank_whose_peers_never_come_leaves_at_a_signal(
+    project: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As the launcher sends it when another rank failed before it met this one."""
+    command = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK]
+    env = tasks(2)[0]
+    job = spawn(project, tmp_path / "run", [command], [env])
+    while not _listens(int(env["MASTER_PORT"])):
+        assert job.processes[0].poll() is None, job.log
+        time.sleep(0.1)
+    job.processes[0].send_signal(number)
+    assert job.wait().codes == [75]
+    assert f"stopped by {number.name} before all ranks had met" in job.log
+    assert not (tmp_path / "run").exists()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:
+    import torch
+    from demo.core.errors import UsageError
+    from demo.core.ranks.device import choose_backend
+
+    gpu = torch.device("cuda", 0)
+    assert choose_backend("auto", gpu, "fsdp") == "nccl"
+    assert choose_backend("gloo", gpu, "ddp") == "gloo"
+    assert choose_backend("gloo", torch.device("cpu"), "fsdp") == "gloo"
+    with pytest.raises(UsageError, match="needs backend nccl"):
+        choose_backend("gloo", gpu, "fsdp")
 
 
 @pytest.mark.parametrize(

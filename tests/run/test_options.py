@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import QUICK, Launch, clean_environment, srun
+from .conftest import QUICK, Launch, clean_environment, edited, srun
 
 # A network without batch statistics: then it must not matter how a step's samples are shared out.
 LINEAR_MODEL = """
@@ -114,6 +114,17 @@ def test_bf16_computes_in_bf16(launch: Launch) -> None:
     mixed = launch(2, *flags, "--precision=bf16", name="bf16").summary
     assert mixed["parameters_sha256"] != full["parameters_sha256"]
     assert mixed["test_loss"] == pytest.approx(full["test_loss"], rel=0.05)
+
+
+def test_deterministic_refuses_an_operation_that_is_not(project: Path, tmp_path: Path) -> None:
+    """CPUs have one of those that GPUs have many of."""
+    old = "        images, labels = batch\n        return"
+    put = "torch.zeros(2).put_(labels[:2] % 2, images[:2, 0, 0, 0])"
+    mine = edited(project, tmp_path, "model.py", old, old.replace("return", f"{put}; return"))
+    assert srun(mine, tmp_path / "free", 1).wait().codes == [0]
+    job = srun(mine, tmp_path / "run", 1, "--deterministic").wait()
+    assert job.codes == [1]
+    assert "does not have a deterministic implementation" in job.log
 
 
 def test_clipping_bounds_the_step(launch: Launch) -> None:

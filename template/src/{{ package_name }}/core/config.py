@@ -123,6 +123,9 @@ class Settings:
     """bf16: mixed precision"""
     compile: bool = False
     """compile the network with torch.compile"""
+    deterministic: bool = False
+    """the same numbers in each run on GPUs too, with slower algorithms; an operation that has no
+    such algorithm is an error"""
 
     checkpoint_every: Positive = 500
     """optimizer steps between checkpoints; there is one at the end of each epoch too"""

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 
 import torch
 
@@ -50,15 +51,54 @@ def _has_own_gpu(ranks: Ranks) -> bool:
     return ranks.launcher == "srun"
 
 
-def choose_backend(wanted: str, device: torch.device) -> str:
+def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> str:
     """Return the backend for a device.
 
     Raises:
-        UsageError: NCCL was asked for without a GPU.
+        UsageError: the device, or FSDP on it, needs the other one.
     """
     if wanted == "nccl" and device.type != "cuda":
         raise UsageError(f"backend nccl needs GPUs, but the device is {device}: use gloo or auto")
+    if wanted == "gloo" and device.type == "cuda" and strategy == "fsdp":
+        # torch 2.11 dies of a segmentation fault.
+        raise UsageError("strategy fsdp on GPUs needs backend nccl: use auto, or --strategy ddp")
     return wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
+
+
+def gpu_id(device: torch.device) -> str | None:
+    """Return what a GPU is known by on all of its machine, None for another device."""
+    if device.type != "cuda":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def refuse_shared_gpus(gpus: Sequence[tuple[str, str | None]]) -> None:
+    """Look for ranks that have the same GPU, which NCCL refuses without saying why.
+
+    Args:
+        gpus: the host and the `gpu_id` of each rank.
+
+    Raises:
+        UsageError: there are some.
+    """
+    owners: dict[tuple[str, str | None], int] = {}
+    for rank, (host, gpu) in enumerate(gpus):
+        owner = owners.setdefault((host, gpu), rank)
+        if gpu and owner != rank:
+            raise UsageError(
+                f"ranks {owner} and {rank} on {host} have the same GPU ({gpu}), but NCCL needs "
+                "one for each: start as many ranks a node as it has GPUs"
+            )
+
+
+def use_deterministic_algorithms() -> None:
+    """Take the same results for the same input from every device, or an error where it has none.
+
+    Source: PyTorch's notes on reproducibility; cuBLAS reads the variable when it starts.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

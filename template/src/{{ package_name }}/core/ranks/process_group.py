@@ -12,8 +12,15 @@ import torch.distributed as dist
 
 from ..config import Settings
 from ..errors import LostRankError, UsageError
-from .device import choose_backend, choose_device
+from .device import (
+    choose_backend,
+    choose_device,
+    gpu_id,
+    refuse_shared_gpus,
+    use_deterministic_algorithms,
+)
 from .environment import Ranks, rendezvous_address
+from .signals import leave_at_signals
 from .world import World
 
 
@@ -25,7 +32,7 @@ def joined(settings: Settings) -> Iterator[World]:
 
     Raises:
         UsageError: the world has another size than asked for, or the device, the backend or the
-            port can't be had.
+            port can't be had, or NCCL is to serve two ranks with one GPU.
     """
     ranks = Ranks.from_environment(os.environ)
     if settings.world_size not in (None, ranks.size):
@@ -38,27 +45,16 @@ def joined(settings: Settings) -> Iterator[World]:
     if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
         # The batch scripts set it. Without, each rank would take all cores of the node.
         torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
+    if settings.deterministic:
+        use_deterministic_algorithms()
     device = choose_device(settings.device, ranks)
-    backend = choose_backend(settings.backend, device) if ranks.size > 1 else None
-    if backend:
-        _allow_connections()
-        address = rendezvous_address(os.environ)
-        try:
-            dist.init_process_group(
-                backend,
-                init_method="env://",
-                rank=ranks.rank,
-                world_size=ranks.size,
-                timeout=timedelta(seconds=settings.timeout),
-                device_id=device if device.type == "cuda" else None,
-            )
-        except dist.DistError as error:
-            raise LostRankError(
-                f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
-                f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
-                "MASTER_ADDR out of reach?)"
-            ) from None
+    backend = None
+    if ranks.size > 1:
+        backend = choose_backend(settings.backend, device, settings.strategy)
     with lost_ranks_explained(ranks.rank, settings.timeout):
+        with leave_at_signals():
+            _meet(ranks, backend, settings.timeout)
+            hostnames, control = _introduce(ranks, backend, device, settings.timeout)
         world = World(
             ranks.rank,
             ranks.size,
@@ -66,10 +62,33 @@ def joined(settings: Settings) -> Iterator[World]:
             ranks.launcher,
             device,
             backend,
-            *_introduce(ranks, settings.timeout),
+            hostnames,
+            control,
         )
         yield world
     world.leave()
+
+
+def _meet(ranks: Ranks, backend: str | None, timeout: int) -> None:
+    """Start the process group, if there are several ranks."""
+    if not backend:
+        return
+    _allow_connections()
+    address = rendezvous_address(os.environ)
+    try:
+        dist.init_process_group(
+            backend,
+            init_method="env://",
+            rank=ranks.rank,
+            world_size=ranks.size,
+            timeout=timedelta(seconds=timeout),
+        )
+    except dist.DistError as error:
+        raise LostRankError(
+            f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
+            f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
+            "MASTER_ADDR out of reach?)"
+        ) from None
 
 
 @contextmanager
@@ -116,11 +135,18 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _introduce(ranks: Ranks, timeout: int) -> tuple[tuple[str, ...], dist.ProcessGroup | None]:
-    """Return the hostnames of all ranks, and the group through which they talk."""
+def _introduce(
+    ranks: Ranks, backend: str | None, device: torch.device, timeout: int
+) -> tuple[tuple[str, ...], dist.ProcessGroup | None]:
+    """Return the hostnames of all ranks, and the group through which they talk.
+
+    NCCL starts only after this, with the first gradients.
+    """
     if ranks.size == 1:
         return (socket.gethostname(),), None
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    hostnames: list[Any] = [None] * ranks.size
-    dist.all_gather_object(hostnames, socket.gethostname(), group=control)
-    return tuple(hostnames), control
+    gpus: list[Any] = [None] * ranks.size
+    dist.all_gather_object(gpus, (socket.gethostname(), gpu_id(device)), group=control)
+    if backend == "nccl":
+        refuse_shared_gpus(gpus)
+    return tuple(host for host, _ in gpus), control

@@ -5,7 +5,13 @@ A handler only notes the signal. The ranks tell each other between steps (step_t
 corrupts.
 """
 
+import os
 import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import ClassVar
 
@@ -41,6 +47,30 @@ class StopRequest:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         self.received = signal.Signals(number).name
+
+
+@contextmanager
+def leave_at_signals() -> Iterator[None]:
+    """Exit with 75 at a signal: for a wait in C++, during which Python runs no handler."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def watch() -> None:
+        if number := reader.recv(1):
+            name = signal.Signals(number[0]).name
+            print(f"stopped by {name} before all ranks had met", file=sys.stderr, flush=True)
+            os._exit(EXIT_CODE)
+
+    thread = threading.Thread(target=watch, name="signals", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writer.fileno())
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+        thread.join()
+        reader.close()
 
 
 def ignore_signals() -> None:

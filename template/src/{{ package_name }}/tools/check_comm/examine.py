@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from ...core.config import Settings
 from ...core.errors import UsageError
 from ...core.output.log import set_up_logging
-from ...core.ranks.device import choose_backend, choose_device
+from ...core.ranks.device import choose_backend, choose_device, gpu_id, refuse_shared_gpus
 from ...core.ranks.environment import Ranks
 from ...core.ranks.process_group import joined
 from ...core.ranks.world import World
@@ -39,7 +38,8 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
         doing = "introducing the ranks"
         try:
             places = world.gather(place(world, device))
-            refuse_shared_gpus(places)
+            if backend == "nccl":
+                refuse_shared_gpus([(each["host"], each["gpu"]) for each in places])
             doing = f"starting {backend}"
             channel = open_channel(world, backend, device, flags.timeout)
             sizes = [size for size in SIZES if size <= flags.max_bytes] or [flags.max_bytes]
@@ -61,35 +61,16 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
 def place(world: World, device: torch.device) -> dict[str, Any]:
     """Return where this rank is."""
     if device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
-        facts, uuid = f"{gpu.name}, GPU-{gpu.uuid}", str(gpu.uuid)
+        facts = f"{torch.cuda.get_device_name(device)}, {gpu_id(device)}"
     else:
         bound = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
         cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count()
-        facts, uuid = f"{cores} CPU cores", None
+        facts = f"{cores} CPU cores"
     return {
         "rank": world.rank,
         "local_rank": world.local_rank,
         "host": socket.gethostname(),
         "device": str(device),
         "facts": facts,
-        "gpu_uuid": uuid,
+        "gpu": gpu_id(device),
     }
-
-
-def refuse_shared_gpus(places: Sequence[dict[str, Any]]) -> None:
-    """Look for ranks that have the same GPU.
-
-    Raises:
-        UsageError: there are some.
-    """
-    owners: dict[str, int] = {}
-    for here in places:
-        uuid = here["gpu_uuid"]
-        if uuid in owners:
-            raise UsageError(
-                f"ranks {owners[uuid]} and {here['rank']} on {here['host']} have the same GPU "
-                f"(GPU-{uuid}), but each needs its own: start as many ranks a node as it has GPUs"
-            )
-        if uuid:
-            owners[uuid] = here["rank"]
