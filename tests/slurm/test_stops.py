@@ -266,11 +266,20 @@ class Model(Model):
 """
 
 
-def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject) -> None:
-    """The other rank does not react, so it is killed: srun's exit code tells that alone."""
+FAILS_AT_IMPORT = """
+import os
+
+if os.environ.get("SLURM_PROCID") == "1":
+    raise ValueError("a fault of the program")
+"""
+
+
+@pytest.mark.parametrize("fault", [FAILS, FAILS_AT_IMPORT], ids=["training", "import"])
+def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject, fault: str) -> None:
+    """The other rank is killed, or leaves with 75: srun's exit code tells that alone."""
     project = make_project(launch_modes=["cpu"])
     with (project.root / "src/demo/model.py").open("a") as file:
-        file.write(FAILS)
+        file.write(fault)
     job = submit(project)
     wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log

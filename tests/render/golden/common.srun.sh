@@ -145,13 +145,13 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 run_resumable() {
     local status=0
     [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
-    # A rank that fails makes this file. Those that wait for it are killed then, and srun's exit code
+    # A rank that fails makes this file. Those that wait for it are stopped then, and srun's exit code
     # tells of them alone.
     export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
     # Slurm signals the ranks by itself. This shell only has to outlive them.
     trap : TERM
     "$@" || status=$?
-    if rm "$FAILURE_FILE" 2>/dev/null && ((status > 128)); then
+    if rm "$FAILURE_FILE" 2>/dev/null && ((status == 75 || status > 128)); then
         status=1
     fi
     if ((status == 75)); then
