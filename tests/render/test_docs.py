@@ -74,6 +74,8 @@ THEIRS = {
     "python -m demo monitor start mlflow *": "tests/slurm/test_monitor.py::--listen=node",
     "python -m demo monitor start aim-server": 'tests/slurm/test_monitor.py::"aim-server"',
     "export *": "tests/slurm/test_site.py::def test_facts_of_the_site_reach_every_rank(",
+    "MASTER_ADDR=*": "tests/slurm/test_site.py::def test_the_first_node_may_have_two_names(",
+    "PROJECT_PYTHON=*": "tests/slurm/test_site.py::def test_the_site_may_bring_python(",
     "module use *": "tests/slurm/test_modules.py::def test_modules_come_from_where_the_site_says(",
 }
 # Commands that are not called like their modules.

@@ -177,7 +177,29 @@ def test_modules_are_loaded_by_their_names(
         return
     script = files["slurm/train_single_node.sbatch"]
     assert parses(script)
-    assert re.findall(r"(?m)^load_module (\S+)", script) == value.split()
+    found = re.findall(r"(?m)^(?:load_module|module) (.*)", script)
+    assert found == [line for line in value.split("\n") if line]
+
+
+@many
+@given(
+    name=st.sampled_from(["sbatch_options", "cpu_sbatch_options", "srun_options"]),
+    value=st.lists(st.one_of(TEXTS, TEXTS.map("--{}".format)), max_size=3).map("\n".join),
+)
+def test_options_arrive_as_they_are(
+    render: Renderer, parses: Callable[[str], bool], name: str, value: str
+) -> None:
+    files = attempt(render, name, value)
+    if files is None:
+        return
+    kind = "cpu" if name == "cpu_sbatch_options" else "single_node"
+    script = files[f"slurm/train_{kind}.sbatch"]
+    assert parses(script)
+    if name == "srun_options":
+        assert not value.split() or f"\n    {' '.join(value.split())} \\\n" in script
+    else:
+        asked = directives(script)
+        assert asked[len(asked) - len(value.split()) :] == [f"#SBATCH {v}" for v in value.split()]
 
 
 @many

@@ -465,7 +465,8 @@ def test_a_sweep_gets_the_line_that_starts_a_trial(render: Renderer, tmp_path: P
     assert code == 75 and "back to the queue" in log
     words = project.noted("python.args")
     assert words[:6] == ["-m", "demo", "sweep", "--trials", "7", "--"]
-    expected = ".venv/bin/python -m demo train --device cuda --world-size 4"
+    python = f"{project.root}/.venv/bin/python"
+    expected = f"{python} -m demo train --device cuda --world-size 4"
     assert words[6] == "srun" and words[-8:] == expected.split()
 
 

@@ -37,7 +37,8 @@ SAMPLES: dict[str, list[Any]] = {
     "nodes": [2, 4],
     "gpus_per_node": [4, 1],
     "gpu_type": ["", "a100"],
-    "gpu_request": ["gres", "gpus_per_node"],
+    "gpu_request": ["gres", "gpus_per_node", "gpus", "gpus_per_task", "none"],
+    "task_options": ["script", "srun"],
     "cpus_per_task": [4, 1],
     "memory": ["", "64G"],
     "memory_scope": ["node", "cpu", "gpu"],
@@ -53,8 +54,11 @@ SAMPLES: dict[str, list[Any]] = {
     "mail_type": [["END", "FAIL"], ["ALL"]],
     "requeue": [True, False],
     "signal_lead_seconds": [120, 300],
+    "sbatch_options": ["", "--gres-flags=disable-binding\n--hint=nomultithread"],
+    "cpu_sbatch_options": ["", "--qos=normal\n--mem=1G"],
+    "srun_options": ["", "--cpu-bind=none\n--distribution=block"],
     "environment": ["venv", "uv", "conda"],
-    "modules": ["", "python/3.12\ncuda/12.4\nnccl"],
+    "modules": ["", "python/3.12\ncuda/12.4\nnccl", "use /opt/modules\npython/3.12"],
     "module_purge": [True, False],
     "container": ["none", "apptainer"],
     "container_base_image": ["python:3.12-slim"],
@@ -114,6 +118,10 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["memory_scope"]
     if kept["container"] == "none":
         del kept["container_base_image"]
+    if kept["launch_modes"] == ["cpu"]:
+        del kept["cpu_sbatch_options"]
+    if kept["task_options"] == "srun":
+        kept["exclusive"] = True  # without their number in the script, the job needs all cores
     if kept["exclusive"]:
         kept["gpus_per_node"] = 4  # all that a node of the test cluster has
     kept["monitoring_servers"] = [s for s in kept["monitoring_servers"] if s in kept["trackers"]]

@@ -92,7 +92,7 @@ def test_a_rank_whose_peers_never_come_leaves_at_a_signal(
         assert job.processes[0].poll() is None, job.log
         time.sleep(0.1)
     job.processes[0].send_signal(number)
-    assert job.wait().codes == [75]
+    assert job.wait().codes == [128 + number]
     assert f"stopped by {number.name} before all ranks had met" in job.log
     assert not (tmp_path / "run").exists()
 
@@ -100,6 +100,44 @@ def test_a_rank_whose_peers_never_come_leaves_at_a_signal(
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("launcher", "visible", "devices"),
+    [
+        ("srun", 4, [0, 1, 2, 3]),
+        ("srun", 1, [0, 0, 0, 0]),  # each task sees its own alone
+        ("srun", 2, [0, 1, 0, 1]),  # or the closest ones: --gpu-bind=closest
+        ("torchrun", 4, [0, 1, 2, 3]),
+        ("torchrun", 2, [0, 1, None, None]),
+        ("torchrun", 1, [0, None, None, None]),
+    ],
+)
+def test_each_rank_takes_a_gpu_that_it_sees(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: str,
+    visible: int,
+    devices: list[int | None],
+) -> None:
+    import torch
+    from demo.core.errors import UsageError
+    from demo.core.ranks.device import choose_device, refuse_shared_gpus
+    from demo.core.ranks.environment import Ranks
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for rank, index in enumerate(devices):
+        ranks = Ranks(launcher, rank, 4, rank)
+        if index is None:
+            with pytest.raises(UsageError, match=f"local rank {rank}, but sees {visible} GPU"):
+                choose_device("auto", ranks)
+        else:
+            assert choose_device("auto", ranks).index == index
+    refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-a"), ("n2", None)])
+    with pytest.raises(UsageError, match="ranks 0 and 2 on n1 have the same GPU"):
+        refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
 
 
 def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:

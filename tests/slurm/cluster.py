@@ -258,7 +258,8 @@ class Cluster:
         hosts = {"localhost": "127.0.0.1", "login": f"{SUBNET}.1", **addresses}
         devices = f"{self.folder}/gpu[0-{self.gpus - 1}]"
         files = {
-            "hosts": "".join(f"{address} {name}\n" for name, address in hosts.items()),
+            # With names on a fast network of their own, as some sites have them.
+            "hosts": "".join(f"{address} {name} {name}-ib\n" for name, address in hosts.items()),
             "cgroup.conf": cgroup_conf(),
             "gres.conf": f"Name=gpu Type=a100 File={devices}\n" if self.gpus else "",
             "slurm.conf": self._slurm_conf(addresses),

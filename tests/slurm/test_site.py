@@ -1,7 +1,8 @@
 """The facts of a site: slurm/site.sh, and a cluster without modules."""
 
 from .conftest import MakeProject
-from .modules import found_by_ranks, probe
+from .jobs import Project
+from .modules import PROBE, found_by_ranks, probe
 
 
 def test_a_cluster_without_modules_says_so(make_project: MakeProject) -> None:
@@ -21,3 +22,31 @@ def test_facts_of_the_site_reach_every_rank(make_project: MakeProject) -> None:
     assert (job.state, job.facts["ExitCode"]) == ("FAILED", "1:0")
     assert "cannot create directory" in job.log and "found" not in job.log
     assert "error: slurm/site.sh ends with exit code 1" in job.log
+
+
+def test_the_first_node_may_have_two_names(make_project: MakeProject) -> None:
+    for launcher in ("srun", "torchrun"):
+        project = make_project(launch_modes=["cpu"], launcher=launcher, trackers=[])
+        first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        (project.root / "slurm/site.sh").write_text(f"MASTER_ADDR={first}-ib\n")
+        flags = ("--dataset=synthetic", "--max-steps=5")
+        # That of the login shell is another job's.
+        job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *flags, MASTER_ADDR="elsewhere")
+        assert job.summary["global_step"] == 5
+        assert "\nmaster       n1-ib:" in job.log
+
+
+def test_the_site_may_bring_python(make_project: MakeProject) -> None:
+    """With modules' packages, which are otherwise not the project's."""
+    project: Project = probe(make_project, "")
+    python = project.root / "software/python"
+    python.parent.mkdir()
+    python.write_text(PROBE.replace("packages=", "site-packages="))
+    python.chmod(0o755)
+    (project.root / ".venv/bin/python").unlink()
+    site = f"PROJECT_PYTHON={python}\nexport PYTHONPATH=/software/packages\n"
+    (project.root / "slurm/site.sh").write_text(site)
+    job = project.sbatch("slurm/train_cpu.sbatch")
+    for line in found_by_ranks(job):
+        assert "site-packages=src:/software/packages" in line
+    assert f"interpreter  {python} (Python 3.12.1)" in job.log

@@ -276,7 +276,7 @@ if os.environ.get("SLURM_PROCID") == "1":
 
 @pytest.mark.parametrize("fault", [FAILS, FAILS_AT_IMPORT], ids=["training", "import"])
 def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject, fault: str) -> None:
-    """The other rank is killed, or leaves with 75: srun's exit code tells that alone."""
+    """The other rank is killed, or leaves: srun's exit code tells that alone."""
     project = make_project(launch_modes=["cpu"])
     with (project.root / "src/demo/model.py").open("a") as file:
         file.write(fault)

@@ -22,7 +22,9 @@ command -v module >/dev/null ||
     fail "there is no module command on $(hostname): define it in ~/.bash_profile, which jobs read"
 module purge
 
-# Facts of this site, such as its network interfaces, belong in this file of your own.
+# Facts of this site, such as its network interfaces, belong in this file of your own. The login shell's
+# MASTER_ADDR is another job's.
+unset MASTER_ADDR MASTER_PORT
 if [[ -f slurm/site.sh ]]; then
     # shellcheck source=/dev/null
     . slurm/site.sh || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
@@ -39,12 +41,15 @@ load_module() {
     fail "module $1 cannot be loaded; near it, 'module avail' has ${near:-nothing}"
 }
 
-# use_python PATH: sets `python` to what runs the project's code.
+# use_python PATH: sets `python` to what runs the project's code; PROJECT_PYTHON is another one, of the
+# site, whose modules' packages stay.
 use_python() {
-    [[ -x $1 ]] || fail "$PWD/$1 does not exist: run 'make setup' first"
-    python=("$1")
+    local others=:${PYTHONPATH:-}
+    [[ -n ${PROJECT_PYTHON:-} ]] || others=
+    python=("${PROJECT_PYTHON:-$PWD/$1}")
+    [[ -x ${python[0]} ]] || fail "${python[0]} does not exist: run 'make setup' first"
     # The code is this folder's, and no package is a module's.
-    export PYTHONPATH=$PWD/src
+    export PYTHONPATH=$PWD/src$others
 }
 
 one_node_only() {
@@ -71,9 +76,9 @@ count_ranks() {
 
 # Sets where the ranks meet: a port of the job's own, below those that the kernel hands out.
 set_rendezvous() {
-    read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
+    [[ -n ${MASTER_ADDR:-} ]] || read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
         fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
-    MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+    MASTER_PORT=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
     export MASTER_ADDR MASTER_PORT
     # Ranks that hang leave a record of their last collectives.
     export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
@@ -84,7 +89,7 @@ set_rendezvous() {
 print_facts() {
     local version each="$gpus on each node"
     ((gpus)) || each=none
-    version=$("${python[@]}" --version) || fail "$PWD/${python[*]} does not start: does it need a module?"
+    version=$("${python[@]}" --version) || fail "${python[*]} does not start: does it need a module?"
     cat <<END
 job          $SLURM_JOB_ID ($SLURM_JOB_NAME), restart ${SLURM_RESTART_COUNT:-0}${SLURM_ARRAY_TASK_ID:+, task $SLURM_ARRAY_TASK_ID of an array: a job of its own}
 nodes        $SLURM_JOB_NUM_NODES ($SLURM_JOB_NODELIST)
@@ -92,7 +97,7 @@ GPUs         $each
 world size   $world_size, with $cpus CPU cores for each rank
 master       $MASTER_ADDR:$MASTER_PORT
 modules      ${LOADEDMODULES:-none}
-interpreter  $PWD/${python[*]} ($version)
+interpreter  ${python[*]} ($version)
 commit       $(git describe --always --dirty --abbrev=12 2>/dev/null || echo none)
 END
 }
@@ -151,7 +156,7 @@ run_resumable() {
     # Slurm signals the ranks by itself. This shell only has to outlive them.
     trap : TERM
     "$@" || status=$?
-    if rm "$FAILURE_FILE" 2>/dev/null && ((status == 75 || status > 128)); then
+    if rm "$FAILURE_FILE" 2>/dev/null && ((status > 128)); then
         status=1
     fi
     if ((status == 75)); then

@@ -34,21 +34,17 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}, torch {torch.__version__}): ask "
             "Slurm for GPUs, install a CUDA build of torch, or use --device cpu"
         )
-    # Slurm may show each task only its own GPU, which then has index 0.
-    index = 0 if visible == 1 else ranks.local_rank
-    if index >= visible or (visible == 1 and ranks.local_rank > 0 and not _has_own_gpu(ranks)):
+    if ranks.local_rank >= visible and ranks.launcher != "srun":
         raise UsageError(
             f"{here} has local rank {ranks.local_rank}, but sees {visible} GPU(s): start as many "
-            "ranks a node as it has GPUs"
+            "ranks a node as it has GPUs, and without --gpus-per-task or --gpu-bind, which show a "
+            "task of srun a part of them"
         )
-    device = torch.device("cuda", index)
+    # srun may show each task its own GPU alone, or the closest ones (`--gpu-bind=closest`). Whether
+    # two ranks have come to share one is looked at when they meet.
+    device = torch.device("cuda", ranks.local_rank % visible)
     torch.cuda.set_device(device)
     return device
-
-
-def _has_own_gpu(ranks: Ranks) -> bool:
-    """Whether the one visible GPU is this rank's alone: only srun can bind a GPU to each task."""
-    return ranks.launcher == "srun"
 
 
 def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> str:

@@ -51,7 +51,7 @@ class StopRequest:
 
 @contextmanager
 def leave_at_signals() -> Iterator[None]:
-    """Exit with 75 at a signal: for a wait in C++, during which Python runs no handler."""
+    """Exit at a signal as if it killed: for a wait in C++, during which Python runs no handler."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 
@@ -59,7 +59,7 @@ def leave_at_signals() -> Iterator[None]:
         if number := reader.recv(1):
             name = signal.Signals(number[0]).name
             print(f"stopped by {name} before all ranks had met", file=sys.stderr, flush=True)
-            os._exit(EXIT_CODE)
+            os._exit(128 + number[0])
 
     thread = threading.Thread(target=watch, name="signals", daemon=True)
     thread.start()

@@ -46,11 +46,17 @@ class Script:
     @property
     def gpus(self) -> tuple[str, int] | None:
         """The type of GPU ('' for any) and how many a node must have, None without GPUs."""
-        asked = [part for part in (self.options.gres or "").split(",") if part.startswith("gpu")]
-        words = (self.options.gpus_per_node or "".join(asked[:1])).split(":")
+        options = self.options
+        asked = [part for part in (options.gres or "").split(",") if part.startswith("gpu")]
+        request = options.gpus_per_node or options.gpus_per_task or options.gpus
+        words = (request or "".join(asked[:1])).split(":")
         if words == [""]:
             return None
         count = int(words.pop()) if words[-1].isdigit() else 1
+        if options.gpus_per_task and options.ntasks_per_node:
+            count *= int(options.ntasks_per_node)
+        elif options.gpus and options.nodes.isdigit():
+            count = -(-count // int(options.nodes))
         return "".join(word for word in words if word != "gpu"), count
 
 
@@ -84,6 +90,9 @@ def _read(path: Path) -> Script:
         ("--qos", "-q", "QOS"),
         ("--gres", "GRES"),
         ("--gpus-per-node", "GPUS_PER_NODE"),
+        ("--gpus-per-task", "GPUS_PER_TASK"),
+        ("--gpus", "-G", "GPUS"),
+        ("--ntasks-per-node", "NTASKS_PER_NODE"),
     ):
         parser.add_argument(*names, default="")
         # sbatch lets a variable override the script.
