@@ -277,7 +277,7 @@ def test_torchrun_comes_back_and_the_shared_folder_is_made(
     [
         ("none.sif", "container/none.sif does not exist: run 'make image' first"),
         ("broken.sif", "container/broken.sif does not start, or its code does not"),
-        ("image.sif", "there is no apptainer on n1: load its module in slurm/site.sh"),
+        ("image.sif", "there is neither apptainer nor singularity on n1: load its module"),
     ],
 )
 def test_what_cannot_start_says_so(project: Project, image: str, error: str) -> None:
@@ -294,7 +294,15 @@ def test_what_cannot_start_says_so(project: Project, image: str, error: str) -> 
     assert f"error: {error}" in job.log or f"/{error}" in job.log
 
 
-def test_doctor_looks_at_the_image(project: Project) -> None:
-    job = project.sbatch("slurm/doctor.sbatch", "--device=cpu", "--dataset=synthetic").wait()
+def test_doctor_looks_at_the_image(project: Project, commands: Path, tmp_path: Path) -> None:
+    """On a site that has SingularityCE in its place, which takes the same arguments."""
+    (tmp_path / "singularity").symlink_to(commands / "apptainer")
+    site = project.root / "slurm/site.sh"
+    text = site.read_text()
+    site.write_text(text.replace(str(commands), str(tmp_path)))
+    try:
+        job = project.sbatch("slurm/doctor.sbatch", "--device=cpu", "--dataset=synthetic").wait()
+    finally:
+        site.write_text(text)
     assert job.state == "COMPLETED", job.log
     assert "ok       packages     all " in job.log and "/opt/env/bin/python" in job.log

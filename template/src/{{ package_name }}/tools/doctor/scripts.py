@@ -137,10 +137,11 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
     # What is looked at, the line, and what it means if that fails.
     lines = []
     if job.image:
-        missing = f"there is no apptainer on {socket.gethostname()}: compute nodes may have it, "
-        missing += "or its module belongs in slurm/site.sh"
-        lines.append(("apptainer", "command -v apptainer", missing))
-        run = f'apptainer exec --bind "$PWD" {job.image} python --version'
+        missing = f"there is neither apptainer nor singularity on {socket.gethostname()}: compute "
+        missing += "nodes may have it, or its module belongs in slurm/site.sh"
+        runtime = "runtime=$(command -v apptainer || command -v singularity)"
+        lines.append(("apptainer", runtime, missing))
+        run = f'"$runtime" exec --bind "$PWD" {job.image} python --version'
     else:
         run = f"{started} --version"
     lines.append(("interpreter", run, f"{started} of {names} does not start: run '{cure}' again"))
