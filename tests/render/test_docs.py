@@ -43,6 +43,7 @@ OURS = {
         "tests/render/test_copier.py::def test_a_tagged_repository_is_copied_without_trust("
     ),
     "python3 probe_cluster.py cluster.yml": "tests/slurm/test_probe.py::def probed(",
+    "copier copy --data-file lumi.yml *": "tests/slurm/test_sites.py::def test_a_preset_meets_the_",
     "copier copy --data-file cluster.yml *": "tests/slurm/test_probe.py::--data-file=cluster.yml",
     "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
     "make train ARGS=*": "tests/run/test_docs.py::def test_an_example_is_stopped_and_goes_on_bit_",

@@ -58,12 +58,18 @@ class Cluster:
     """
 
     def __init__(
-        self, nodes: int = 3, settings: str = "", gpus: int = GPUS, memory: int = MEMORY
+        self,
+        nodes: int = 3,
+        settings: str = "",
+        gpus: int = GPUS,
+        memory: int = MEMORY,
+        cores: int = CORES,
+        job_submit: str = "",
     ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.settings = settings
         self.gpus = gpus
-        self.memory = memory
+        self.memory, self.cores, self.job_submit = memory, cores, job_submit
         # munge accepts no folder below one that is closed to others, as pytest's are.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
@@ -263,6 +269,7 @@ class Cluster:
             "cgroup.conf": cgroup_conf(),
             "gres.conf": f"Name=gpu Type=a100 File={devices}\n" if self.gpus else "",
             "slurm.conf": self._slurm_conf(addresses),
+            "job_submit.lua": self.job_submit,
         }
         for name, text in files.items():
             (self.folder / name).write_text(text)
@@ -270,7 +277,7 @@ class Cluster:
     def _slurm_conf(self, addresses: dict[str, str]) -> str:
         kind = f"Gres=gpu:a100:{self.gpus} Feature=a100,rack1" if self.gpus else "Feature=rack1"
         nodes = "\n".join(
-            f"NodeName={node} NodeAddr={address} CPUs={CORES} RealMemory={self.memory} {kind}"
+            f"NodeName={node} NodeAddr={address} CPUs={self.cores} RealMemory={self.memory} {kind}"
             for node, address in addresses.items()
         )
         return f"""\
@@ -303,6 +310,7 @@ KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+{"JobSubmitPlugins=lua" if self.job_submit else ""}
 {self.settings}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=1-00:00:00 PriorityTier=1 GraceTime=30

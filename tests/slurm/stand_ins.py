@@ -1,0 +1,123 @@
+"""Rendered batch scripts with stand-ins for what they start, which say what they were given."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from variants import Answers, complete
+
+from .cluster import Cluster
+
+PYTHON = """\
+#!/bin/bash
+case "$1 $3" in
+    --version*) exec echo Python 3.12.1 ;;
+    -c*) exec echo 3.12.1 none /project ;;
+    *" sweep")  # starts trials
+        while [[ $1 != -- ]]; do shift; done
+        shift
+        exec "$@" ;;
+esac
+echo "started on $(hostname) of ${SLURM_STEP_NUM_TASKS:-1}: $*"
+"""
+APPTAINER = """\
+#!/bin/bash
+if [[ $1 == build ]]; then
+    echo "started on $(hostname) of 1: $*"
+    exec touch "${@: -2:1}"
+fi
+while [[ $1 != python ]]; do shift; done
+exec .venv/bin/"$@"
+"""
+# A file that users have: it says where the site's Apptainer is.
+SITE_SH = "PATH=$PWD/stand-ins:$PATH\n"
+
+
+@dataclass
+class Submitted:
+    """A script with what it sources, and the job that it became.
+
+    Attributes:
+        root: the rendered project, as far as a batch script sees it.
+        path: of the script in the project.
+    """
+
+    answers: Answers
+    root: Path
+    path: str
+    id: str = ""
+
+    @property
+    def log(self) -> str:
+        """What the job said."""
+        return "".join(path.read_text() for path in self.root.glob(f"logs/*-{self.id}.out"))
+
+    def fault(self, state: str) -> str:
+        """Return what differs from what the answers ask for; nothing if nothing does."""
+        found = Counter(re.findall(r"^(?: *\d+: )?started on \S+ of (\d+): (.*)$", self.log, re.M))
+        wanted = self.expected()
+        right = all(
+            int(size) == wanted.tasks and all(word in said.split() for word in wanted.words)
+            for size, said in found
+        )
+        if state == "COMPLETED" and right and sum(found.values()) == wanted.tasks:
+            return ""
+        return f"{state} {self.path} of {self.answers}: {wanted}, not {found}\n{self.log}"
+
+    def expected(self) -> "Expected":
+        """Return what the answers ask for."""
+        a = {"gpus_per_node": 4, "nodes": 2, **complete(self.answers)}
+        name = Path(self.path).stem
+        gpu = a["launch_modes"] != ["cpu"] and name != "train_cpu"
+        several = "multi_node" in a["launch_modes"] and name in ("check_comm", "doctor")
+        nodes = a["nodes"] if name == "train_multi_node" else 2 if several else 1
+        package = a["package_name"]
+        if name == "build_image":
+            return Expected(1, ("build", "container/apptainer.def"))
+        if "monitoring" in self.path:
+            return Expected(1, ("-m", package, "monitor", "serve", name.replace("_", "-")))
+        if name == "doctor":
+            return Expected(nodes, ("-m", package, "doctor"))
+        ranks = a["gpus_per_node"] if gpu else 2
+        words = ["-m", package, "check-comm"] if name == "check_comm" else ["-m", package, "train"]
+        if name != "check_comm":
+            words += ["--device", "cuda" if gpu else "cpu", "--world-size", str(ranks * nodes)]
+        if a["launcher"] == "srun":
+            return Expected(ranks * nodes, words)
+        launch = (f"{package}.torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}")
+        return Expected(nodes, (*launch, *words))
+
+
+@dataclass
+class Expected:
+    """How many tasks a script is to start, and words that the command of each must have."""
+
+    tasks: int
+    words: tuple[str, ...] | list[str]
+
+
+def set_up(root: Path, files: Mapping[str, str], answers: Mapping[str, Any]) -> None:
+    """Write of a project what its batch scripts see, and the stand-ins."""
+    kept = {
+        path: text
+        for path, text in files.items()
+        if path.startswith(("slurm/", "configs/", "container/")) or path == "Makefile"
+    }
+    kept |= {f"{name}/bin/python": PYTHON for name in (".venv", ".conda")}
+    kept |= {"slurm/site.sh": SITE_SH, "stand-ins/apptainer": APPTAINER}
+    kept |= {"container/image.sif": "", "logs/.gitkeep": ""}
+    for path, text in kept.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+    (root / "src" / complete(answers)["package_name"]).mkdir(parents=True)
+
+
+def states(site: Cluster) -> dict[str, str]:
+    """Return the state of each job, by its number."""
+    shown = site.run("squeue", "--noheader", "--states=all", "--format=%A %T").stdout
+    return dict(line.split() for line in shown.splitlines())

@@ -1,0 +1,103 @@
+"""Each preset of sites/ is submitted where Slurm refuses what that site refuses."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from renderer import QUESTIONS, TEMPLATE, Renderer, copy_template
+
+from . import modules
+from .cluster import Cluster, missing, wait_for
+from .jobs import ENDED
+from .stand_ins import SITE_SH, Submitted, set_up, states
+
+PRESETS = sorted(path.stem for path in TEMPLATE.glob("sites/*.yml"))
+# What each filter says of a project with the default answers, and an account; nothing where the
+# site's documentation says of nothing in it that it is refused.
+REFUSED = {
+    "archer2": "a partition and a QOS must be given",
+    "lumi": "an account and a partition must be given",
+    "tacc-vista": "--gres is not supported",
+}
+# Each site's file says what is refused.
+FILTER = """
+function slurm_job_submit(job, partitions, user)
+    local reason = refused(job)
+    -- What has no script is a step that prepares the cluster.
+    if reason == nil or job.script == nil then return slurm.SUCCESS end
+    slurm.log_user(reason)
+    return slurm.ERROR
+end
+function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
+"""
+
+
+@contextmanager
+def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
+    """A cluster with a site's partitions, modules and filter; that with GPUs gives whole nodes."""
+    lines = [
+        f"PartitionName={preset[key]} Nodes=ALL MaxTime=INFINITE {shared}"
+        for key, shared in (("partition", "OverSubscribe=EXCLUSIVE"), ("cpu_partition", ""))
+        if key in preset
+    ]
+    loaded = preset.get("modules", "").split()
+    rules = (TEMPLATE / f"tests/slurm/sites/{name}.lua").read_text()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            Cluster(
+                nodes=2,
+                settings="\n".join(lines),
+                # Vista has GPUs that Slurm knows nothing of.
+                gpus=0 if name == "tacc-vista" else preset["gpus_per_node"],
+                cores=300,
+                memory=100_000,
+                job_submit=rules + FILTER,
+            )
+        )
+        if loaded:
+            written = {
+                each if "/" in each else f"{each}/1.0": "setenv LOADED yes" for each in loaded
+            }
+            modules.write(folder / "etc/environment-modules/modules", written)
+            stack.enter_context(modules.installed(cluster, "environment-modules", folder))
+        yield cluster
+
+
+def scripts(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]) -> list[Submitted]:
+    """Render a project, and return its batch scripts."""
+    files = render(answers)
+    set_up(root, files, answers)
+    (root / "slurm/site.sh").write_text(SITE_SH + site_sh)
+    return [Submitted(answers, root, path) for path in files if path.endswith(".sbatch")]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None:
+    if reason := missing() or modules.missing("environment-modules"):
+        pytest.skip(reason)
+    text = (TEMPLATE / f"sites/{name}.yml").read_text()
+    preset = yaml.safe_load(text)
+    assert set(preset) <= set(QUESTIONS)
+    assert f"[{name}.yml](../sites/{name}.yml)" in (TEMPLATE / "docs/sites.md").read_text()
+    given = {"package_name": "demo", "account": "proj-0042"}
+    render = Renderer(copy_template(tmp_path / "template"))
+    site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
+    jobs = scripts(render, tmp_path / "preset", site_sh, {**preset, **given})
+    plain = scripts(render, tmp_path / "plain", "", given)
+    with site(name, preset, tmp_path / "site") as cluster:
+        for job in jobs:
+            done = cluster.run("sbatch", "--parsable", job.path, cwd=job.root, check=False)
+            assert done.returncode == 0, f"{job.path}: {done.stderr}"
+            job.id = done.stdout.strip()
+        wait_for(lambda: set(states(cluster).values()) <= ENDED, lambda: cluster.logs, 1)
+        ended = states(cluster)
+        faults = [fault for job in jobs if (fault := job.fault(ended[job.id]))]
+        assert not faults, "\n\n".join(faults)
+        for job in plain:
+            done = cluster.run("sbatch", "--test-only", job.path, cwd=job.root, check=False)
+            if "train_single_node" in job.path and name in REFUSED:
+                assert done.returncode and REFUSED[name] in done.stderr, done.stderr
