@@ -65,16 +65,31 @@ BAD: dict[str, list[Any]] = {
     "modules": [
         *["cuda 12", "cuda/12;id", "$(id)", "a\n\n$(id)", "'a'", "-a", ["cuda"]],
         *[LONG, "a" * 300, "cuda/12.4\n" * 300],
-        *["use mine", "use /a b", "load cuda", "--force"],
+        *["use mine", "use /a b", "load cuda", "--force", "purge"],
     ],
     "sbatch_options": [
         *["-p gpu", "--hint nomultithread", "--comment='a b'", "--comment=$(id)", "--a;id", "hint"],
         *["--account=a", "--hint=x\n--array=0-3", "--gres=gpu:1", "--nodes=2", "--output=x"],
         *["--wrap=x", "--mem=1G", "--signal=USR1@9", "--exclusive", LONG, ["--hint=x"]],
     ],
-    "cpu_sbatch_options": ["--array=0-3", "--cpus-per-task=9", "--time=1", "--hint=$x"],
-    "srun_options": ["--cpus-per-task=9", "--label;id", "--wait=0", "--cpu-bind=`id`", "-n 4"],
-    "task_options": ["both"],
+    "cpu_sbatch_options": [
+        "--signal=USR1@9",
+        "--cpus-per-gpu=4",
+        "--array=0-3",
+        "--cpus-per-task=9",
+        "--time=1",
+        "--hint=$x",
+    ],
+    "srun_options": [
+        "--cpus-per-task=9",
+        "--label;id",
+        "--wait=0",
+        "--cpu-bind=`id`",
+        "-n 4",
+        "--exclude=n[1-2]",
+    ],
+    "task_options": ["both", "srun"],
+    "memory_scope": ["gpu"],
     "gpu_request": ["gpu"],
     "shared_root": [
         *["runs", "~/runs", "$HOME/runs", "/a b", "/a/../b", "/a/", "/a;b", "/", "/a\n"],
@@ -94,6 +109,8 @@ BAD: dict[str, list[Any]] = {
 }
 # What makes a question asked at all.
 PARENTS: dict[str, dict[str, Any]] = {
+    "task_options": {"gpu_request": "gpus_per_task"},
+    "memory_scope": {"memory": "8G", "gpu_request": "none"},
     "container_base_image": {"container": "apptainer"},
 }
 CASES = [(name, value) for name, values in BAD.items() for value in values]

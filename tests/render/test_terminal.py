@@ -32,7 +32,7 @@ TYPED = {
     "reservation": ("-", "expected a name such as course-2", ""),
     "mail_user": ("ada@", "address such as ada@example.org", "ada@example.org"),
     "signal_lead_seconds": ("120", "expected 30 to 59", "31"),
-    "sbatch_options": ("--account=a", "use account for that", ""),
+    "sbatch_options": ("--account=a", "answer account", ""),
     "cpu_sbatch_options": ("--array=1", "only at each submit", ""),
     "srun_options": ("--wait=0", "the scripts set it", ""),
     "modules": ("cuda 12", "one on each line, such as cuda/12.4", "cuda/12.4"),

@@ -54,9 +54,9 @@ SAMPLES: dict[str, list[Any]] = {
     "mail_type": [["END", "FAIL"], ["ALL"]],
     "requeue": [True, False],
     "signal_lead_seconds": [120, 300],
-    "sbatch_options": ["", "--gres-flags=disable-binding\n--hint=nomultithread"],
-    "cpu_sbatch_options": ["", "--qos=normal\n--mem=1G"],
-    "srun_options": ["", "--cpu-bind=none\n--distribution=block"],
+    "sbatch_options": ["", "--gres-flags=disable-binding\n--exclude=n[7-8]\n--mem-bind=local"],
+    "cpu_sbatch_options": ["", "--qos=normal\n--mem=1G\n--exclusive"],
+    "srun_options": ["", "--cpu-bind=none\n--gpu-bind=none"],
     "environment": ["venv", "uv", "conda"],
     "modules": ["", "python/3.12\ncuda/12.4\nnccl", "use /opt/modules\npython/3.12"],
     "module_purge": [True, False],
@@ -120,7 +120,11 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
         del kept["cpu_sbatch_options"]
-    if kept["task_options"] == "srun":
+    if kept["gpu_request"] == "none" and kept.get("memory_scope") == "gpu":
+        del kept["memory_scope"]
+    if kept["gpu_request"] == "gpus_per_task":
+        del kept["task_options"]
+    elif kept["task_options"] == "srun":
         kept["exclusive"] = True  # without their number in the script, the job needs all cores
     if kept["exclusive"]:
         kept["gpus_per_node"] = 4  # all that a node of the test cluster has

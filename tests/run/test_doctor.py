@@ -420,6 +420,14 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     code, found = place.doctor(*QUIET)
     assert code == 0 and "3.12.1" in lines(found, "interpreter")[0]
     assert "jobs use .venv/bin/python: run that" in lines(found, "interpreter")[1]
+    (venv / "bin" / "python").unlink()
+    site = place.project / "slurm/site.sh"
+    site.write_text(f"PROJECT_PYTHON={sys.executable}\n")
+    code, found = place.doctor(*QUIET)
+    assert (code, troubles(found)) == (0, [])
+    site.write_text("PROJECT_PYTHON=/no/such/python\n")
+    code, found = place.doctor(*QUIET)
+    assert code == 1 and "PROJECT_PYTHON of slurm" in lines(found, "interpreter")[0]
 
 
 def test_the_image_is_started(place: Place) -> None:

@@ -65,7 +65,8 @@ def gpu_id(device: torch.device) -> str | None:
     """Return what a GPU is known by on all of its machine, None for another device."""
     if device.type != "cuda":
         return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return f"GPU-{uuid}" if uuid.strip("0-") else None  # zeros where the driver knows none
 
 
 def refuse_shared_gpus(gpus: Sequence[tuple[str, str | None]]) -> None:

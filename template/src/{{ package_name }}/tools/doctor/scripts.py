@@ -130,7 +130,7 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
     """Run what a script runs before it trains, line by line."""
     started = job.image or job.python or "python"
     cure = "make image" if job.image else "make setup"
-    if not Path(started).exists():
+    if job.image and not Path(started).exists():
         message = f"{started} of {names} does not exist: run '{cure}' first"
         yield Finding("error", "interpreter", message)
         return
@@ -143,7 +143,11 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
         lines.append(("apptainer", runtime, missing))
         run = f'"$runtime" exec --bind "$PWD" {job.image} python --version'
     else:
-        run = f"{started} --version"
+        absent = f"{started} of {names}, or PROJECT_PYTHON of slurm/site.sh, does not exist: "
+        absent += f"run '{cure}' first, or change the latter"
+        found = f"python=${{PROJECT_PYTHON:-{started}}}; [[ -x $python ]]"
+        lines.append(("interpreter", found, absent))
+        run = 'echo "$python" && "$python" --version'
     lines.append(("interpreter", run, f"{started} of {names} does not start: run '{cure}' again"))
     try:
         done = subprocess.run(
@@ -171,11 +175,12 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
         return
     if job.modules:
         yield Finding("ok", "modules", f"{', '.join(job.modules)} of {names}")
-    yield Finding("ok", "interpreter", f"{started} of {names}: {done.stdout.split()[-1]}")
+    *_, used, _, version = ["", *done.stdout.split()]
+    yield Finding("ok", "interpreter", f"{started} of {names}: {version}")
     if job.image:
         yield Finding("ok", "image", "its packages are checked when doctor runs in it, in a job")
-    elif Path(started).parents[1].resolve() != Path(sys.prefix).resolve():
-        message = f"packages were checked for {sys.executable}, but jobs use {started}: run that"
+    elif Path(used).parents[1].resolve() != Path(sys.prefix).resolve():
+        message = f"packages were checked for {sys.executable}, but jobs use {used}: run that"
         yield Finding("warning", "interpreter", message)
 
 
