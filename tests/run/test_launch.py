@@ -140,6 +140,20 @@ def test_each_rank_takes_a_gpu_that_it_sees(
         refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
 
 
+def test_two_choices_of_amds_gpus_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm sets both alike, and the second chooses among what the first leaves."""
+    import torch
+    from demo.core.errors import UsageError
+    from demo.core.ranks.device import choose_device
+    from demo.core.ranks.environment import Ranks
+
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    for name in ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "3")
+    with pytest.raises(UsageError, match=r"ROCR_VISIBLE_DEVICES=3.*: unset one of the two"):
+        choose_device("cuda", Ranks("srun", 0, 1, 0))
+
+
 def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:
     import torch
     from demo.core.errors import UsageError
@@ -167,6 +181,20 @@ def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:
         (
             {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"},
             ("srun", 5, 8, 1),
+        ),
+        # In an image that sets torch's variables to what Slurm's say.
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+            | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+            | {"SLURM_STEP_NUM_TASKS": "4"},
+            ("srun", 3, 4, 1),
+        ),
+        # torchrun with one rank on each node.
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "7"}
+            | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "0"}
+            | {"SLURM_STEP_NUM_TASKS": "4"},
+            ("torchrun", 3, 4, 0),
         ),
         # A step of fewer tasks than the allocation.
         (

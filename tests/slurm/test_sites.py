@@ -23,7 +23,7 @@ REFUSED = {
     "lumi": "an account and a partition must be given",
     "tacc-vista": "--gres is not supported",
 }
-# Each site's file says what is refused.
+# The file of a site says what is refused, where its documentation says it.
 FILTER = """
 function slurm_job_submit(job, partitions, user)
     local reason = refused(job)
@@ -45,7 +45,7 @@ def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
         if key in preset
     ]
     loaded = preset.get("modules", "").split()
-    rules = (TEMPLATE / f"tests/slurm/sites/{name}.lua").read_text()
+    rules = TEMPLATE / f"tests/slurm/sites/{name}.lua"
     with ExitStack() as stack:
         cluster = stack.enter_context(
             Cluster(
@@ -54,10 +54,13 @@ def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
                 # Vista has GPUs that Slurm knows nothing of.
                 gpus=0 if name == "tacc-vista" else preset["gpus_per_node"],
                 cores=300,
-                memory=100_000,
-                job_submit=rules + FILTER,
+                memory=400_000,
+                job_submit=rules.read_text() + FILTER if rules.exists() else "",
             )
         )
+        if feature := preset.get("constraint"):
+            features = [f"{which}Features={feature}" for which in ("Available", "Active")]
+            cluster.run("scontrol", "update", "NodeName=n[1-2]", *features)
         if loaded:
             written = {
                 each if "/" in each else f"{each}/1.0": "setenv LOADED yes" for each in loaded

@@ -29,10 +29,14 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = f"rank {ranks.rank} on {socket.gethostname()}"
     if not visible:
+        shown = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}"
+        both = ""
+        if torch.version.hip and "ROCR_VISIBLE_DEVICES" in os.environ:
+            shown += f", ROCR_VISIBLE_DEVICES={os.environ['ROCR_VISIBLE_DEVICES']}"
+            both = "unset one of the two, as each chooses among what the other leaves, "
         raise UsageError(
-            f"device is cuda, but {here} sees no GPU (CUDA_VISIBLE_DEVICES="
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}, torch {torch.__version__}): ask "
-            "Slurm for GPUs, install a CUDA build of torch, or use --device cpu"
+            f"device is cuda, but {here} sees no GPU ({shown}, torch {torch.__version__}): {both}"
+            "ask Slurm for GPUs, install a build of torch for them, or use --device cpu"
         )
     if ranks.local_rank >= visible and ranks.launcher != "srun":
         raise UsageError(

@@ -33,14 +33,18 @@ class Ranks:
     def from_environment(cls, env: Mapping[str, str]) -> "Ranks":
         """Read torchrun's variables, else srun's, else take a single process.
 
-        Torchrun goes first: under srun and torchrun together, SLURM_PROCID is the node's index.
+        Torchrun goes first: under srun and torchrun together, SLURM_PROCID is the node's index. In
+        PyTorch's images, pyxis sets the same variables to what srun's say: that is srun.
 
         Raises:
             UsageError: the launcher's variables are incomplete, or an allocation of several tasks
                 is used without srun.
         """
         try:
-            if "RANK" in env or "WORLD_SIZE" in env:
+            same = (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
+            copied = all(env.get(torchs) == env.get(slurms) for torchs, slurms in same)
+            elastic = "TORCHELASTIC_RUN_ID" in env
+            if ("RANK" in env or "WORLD_SIZE" in env) and (elastic or not copied):
                 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
                 return cls("torchrun", *(int(env[name]) for name in names))
             if srun_step(env) is not None:
