@@ -90,7 +90,7 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
     render = Renderer(copy_template(tmp_path / "template"))
     site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
     jobs = scripts(render, tmp_path / "preset", site_sh, {**preset, **given})
-    plain = scripts(render, tmp_path / "plain", "", given)
+    scripts(render, tmp_path / "plain", "", given)
     with site(name, preset, tmp_path / "site") as cluster:
         for job in jobs:
             done = cluster.run("sbatch", "--parsable", job.path, cwd=job.root, check=False)
@@ -100,7 +100,7 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
         ended = states(cluster)
         faults = [fault for job in jobs if (fault := job.fault(ended[job.id]))]
         assert not faults, "\n\n".join(faults)
-        for job in plain:
-            done = cluster.run("sbatch", "--test-only", job.path, cwd=job.root, check=False)
-            if "train_single_node" in job.path and name in REFUSED:
-                assert done.returncode and REFUSED[name] in done.stderr, done.stderr
+        if name in REFUSED:
+            script = "slurm/train_single_node.sbatch"
+            done = cluster.run("sbatch", script, cwd=tmp_path / "plain", check=False)
+            assert done.returncode and REFUSED[name] in done.stderr, done.stderr
