@@ -1,5 +1,6 @@
 """Bad answers are refused with one clear message; odd but good ones arrive as they were given."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,37 @@ def test_free_text_arrives_unchanged(render: Renderer, text: str) -> None:
     for path, content in files.items():
         if path.endswith(".sbatch"):
             assert text not in content, "free text has no place in a script"
+
+
+def test_further_options_take_the_place_of_answers(render: Renderer) -> None:
+    """And what only trainings or GPUs need is left out where they are not."""
+    files = render(
+        {
+            "setup": "full",
+            "account": "lab-gpu",
+            "memory": "64G",
+            "gpu_request": "gpus",
+            "monitoring_servers": ["tensorboard"],
+            "sbatch_options": "--mem-bind=local",
+            "cpu_sbatch_options": "--account=lab-cpu\n--mem=8G\n--exclusive",
+            "srun_options": "--gpu-bind=closest\n--mpi=pmi2",
+        }
+    )
+
+    def asked(name: str) -> set[str]:
+        return set(re.findall(r"^#SBATCH (--(?:account|mem|exclusive|gpus).*)", files[name], re.M))
+
+    def given(name: str) -> list[str]:
+        return re.findall(r"^    (--(?:gpu|mpi)\S+) \\$", files[name], re.M)
+
+    cpu, multi = "slurm/train_cpu.sbatch", "slurm/train_multi_node.sbatch"
+    assert asked(cpu) == {"--account=lab-cpu", "--mem=8G", "--exclusive"}
+    assert asked("slurm/monitoring/tensorboard.sbatch") == {"--account=lab-cpu"}
+    memory = {"--account=lab-gpu", "--mem=64G", "--mem-bind=local"}
+    assert asked(multi) == {*memory, "--gpus=8", "--gpus-per-node=4"}
+    assert asked("slurm/train_single_node.sbatch") == {*memory, "--gpus=4"}
+    assert given(multi) == ["--gpu-bind=closest", "--mpi=pmi2"]
+    assert given(cpu) == given("slurm/doctor.sbatch") == ["--mpi=pmi2"]
 
 
 def test_directives_follow_their_answers(render: Renderer) -> None:

@@ -44,6 +44,7 @@ esac
 MODULE = """() {
 case $1 in
 load) [[ $2 == *missing* ]] || LOADEDMODULES+=:$2 ;;
+swap) [[ $3 != *missing* ]] || return 1 ;;
 -t) printf "%s\\n" /sw/missing: missing/ missing/10.0 "missing/1.0(default)" "missing/2 <L>" gcc
     return ;;
 esac
@@ -373,6 +374,36 @@ def test_modules_are_loaded_in_order_and_none_for_gpus_on_the_cpu(
     assert modules_and_site(log) == [*expected, "module load CUDA/12.4", "module load nccl"]
     _, log = project.run("train_cpu", SLURM_GPUS_ON_NODE="")
     assert modules_and_site(log) == expected
+
+
+def test_other_commands_of_modules_run_in_order_or_end_the_job(
+    render: Renderer, tmp_path: Path
+) -> None:
+    lines = "use /opt/cuda/modules\n--force purge\ngcc/13\nswap gcc/13 gcc/14"
+    project = submission(render, tmp_path / "good", modules=lines)
+    _, log = project.run("train_cpu", **ONE_NODE)
+    expected = ["use /opt/cuda/modules", "--force purge", "load gcc/13", "swap gcc/13 gcc/14"]
+    assert modules_and_site(log)[2:] == [f"module {line}" for line in expected]
+    bad = submission(render, tmp_path / "bad", modules="gcc/13\nswap gcc/13 missing/1")
+    refused(bad, "train_cpu", ONE_NODE, "module swap gcc/13 missing/1 failed")
+
+
+def test_tasks_by_srun_alone_are_not_those_of_the_shell_at_hand(
+    render: Renderer, tmp_path: Path
+) -> None:
+    """Such as a shell in another allocation."""
+    project = submission(render, tmp_path, task_options="srun")
+    job = {
+        **ONE_NODE,
+        "SLURM_NTASKS": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_CPUS_ON_NODE": "16",
+    }
+    code, log = project.run("train_single_node", **job)
+    assert code == 0 and "world size   4, with 4 CPU cores for each rank" in log
+    few = {**job, "SLURM_CPUS_ON_NODE": "15"}
+    other = submission(render, tmp_path / "other", task_options="srun")
+    refused(other, "train_single_node", few, "gave 15 CPU cores on n1, too few for these tasks")
 
 
 def test_every_script_loads_the_modules(render: Renderer, tmp_path: Path) -> None:

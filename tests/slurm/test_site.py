@@ -30,10 +30,17 @@ def test_the_first_node_may_have_two_names(make_project: MakeProject) -> None:
         first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         (project.root / "slurm/site.sh").write_text(f"MASTER_ADDR={first}-ib\n")
         flags = ("--dataset=synthetic", "--max-steps=5")
-        # That of the login shell is another job's.
-        job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *flags, MASTER_ADDR="elsewhere")
+        job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *flags)
         assert job.summary["global_step"] == 5
         assert "\nmaster       n1-ib:" in job.log
+
+
+def test_the_login_shells_rendezvous_is_another_jobs(make_project: MakeProject) -> None:
+    job = probe(make_project, "").sbatch(
+        "slurm/train_cpu.sbatch", MASTER_ADDR="n9", MASTER_PORT="1"
+    )
+    assert job.wait().state == "COMPLETED", job.log
+    assert f"\nmaster       n1:{20000 + int(job.id)}\n" in job.log
 
 
 def test_the_site_may_bring_python(make_project: MakeProject) -> None:
