@@ -16,6 +16,9 @@ from .jobs import ENDED
 from .stand_ins import SITE_SH, Submitted, set_up, states
 
 PRESETS = sorted(path.stem for path in TEMPLATE.glob("sites/*.yml"))
+# The GPUs of a node, as Slurm knows them: those of Vista it does not.
+GPUS = {"alps": 4, "archer2": 4, "delta": 4, "frontier": 8, "lumi": 8}
+GPUS |= {"perlmutter": 4, "snellius": 4, "tacc-vista": 0}
 # What each filter says of a project with the default answers, and an account; nothing where the
 # site's documentation says of nothing in it that it is refused.
 REFUSED = {
@@ -51,8 +54,7 @@ def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
             Cluster(
                 nodes=2,
                 settings="\n".join(lines),
-                # Vista has GPUs that Slurm knows nothing of.
-                gpus=0 if name == "tacc-vista" else preset["gpus_per_node"],
+                gpus=GPUS[name],
                 cores=300,
                 memory=400_000,
                 job_submit=rules.read_text() + FILTER if rules.exists() else "",
