@@ -21,6 +21,7 @@ case "$1 $3" in
         shift
         exec "$@" ;;
 esac
+echo "sees GPUs ${CUDA_VISIBLE_DEVICES:-none}"
 echo "started on $(hostname) of ${SLURM_STEP_NUM_TASKS:-1}: $*"
 """
 APPTAINER = """\

@@ -102,6 +102,11 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
         ended = states(cluster)
         faults = [fault for job in jobs if (fault := job.fault(ended[job.id]))]
         assert not faults, "\n\n".join(faults)
+        # From 26.05 on, a step can't give a task more GPUs than the job gives each.
+        newer = " 26." in cluster.run("scontrol", "--version").stdout
+        if preset["gpu_request"] != "none" and not (newer and name == "alps"):
+            doctor = next(job for job in jobs if "doctor" in job.path)
+            assert f"sees GPUs {','.join(map(str, range(GPUS[name])))}\n" in doctor.log
         if name in REFUSED:
             script = "slurm/train_single_node.sbatch"
             done = cluster.run("sbatch", script, cwd=tmp_path / "plain", check=False)
