@@ -51,6 +51,10 @@ class Cluster:
         settings: lines added to slurm.conf.
         gpus: of each node.
         memory: of each node, in MB.
+        cores: of each node.
+        job_submit: Lua that sees each job before Slurm takes it.
+        hasty: whether a job that is requeued starts at once, and a node that is silent is soon
+            given up. A machine that stands still for some seconds then loses jobs.
 
     Attributes:
         folder: configuration, logs and state; removed at the end.
@@ -65,11 +69,12 @@ class Cluster:
         memory: int = MEMORY,
         cores: int = CORES,
         job_submit: str = "",
+        hasty: bool = False,
     ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.settings = settings
         self.gpus = gpus
-        self.memory, self.cores, self.job_submit = memory, cores, job_submit
+        self.memory, self.cores, self.job_submit, self.hasty = memory, cores, job_submit, hasty
         # munge accepts no folder below one that is closed to others, as pytest's are.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
@@ -158,6 +163,15 @@ class Cluster:
             f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
             for path in sorted(self.folder.glob("*.log"))
         )
+
+    def said_of(self, job: str) -> str:
+        """What the daemons logged about a job."""
+        return self.run(
+            *("grep", "--no-filename", "--extended-regexp"),
+            rf"(JobId=|job |\[|job0*){job}\b",
+            *map(str, sorted(self.folder.glob("slurm*.log"))),
+            check=False,
+        ).stdout
 
     def seen_by_nodes(self, path: Path) -> Path:
         """Return where this test finds a path of the nodes that is mounted for them alone."""
@@ -284,8 +298,7 @@ class Cluster:
 ClusterName=test
 SlurmctldHost=login({SUBNET}.1)
 AuthType=auth/munge
-# Without the second, a requeued job waits two minutes.
-AuthInfo=socket={self.folder}/munge/socket,cred_expire=5
+AuthInfo=socket={self.folder}/munge/socket,cred_expire={5 if self.hasty else 120}
 SlurmUser=root
 StateSaveLocation={self.folder}/state
 SlurmdSpoolDir={self.folder}/spool-%n
@@ -305,7 +318,8 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 MinJobAge=86400
-SlurmdTimeout=5
+SlurmdTimeout={5 if self.hasty else 300}
+MessageTimeout={10 if self.hasty else 100}
 KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
 PreemptType=preempt/partition_prio

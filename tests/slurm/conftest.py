@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
     """Three nodes."""
     if reason := missing():
         pytest.skip(reason)
-    with Cluster(nodes=3) as running:
+    with Cluster(nodes=3, hasty=True) as running:
         yield running
 
 

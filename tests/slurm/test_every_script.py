@@ -75,7 +75,9 @@ def test_every_distinct_script_starts_what_it_is_to_start(site: Cluster, tmp_pat
         job.id = done.stdout.strip()
     wait_for(lambda: set(states(site).values()) <= ENDED, lambda: f"{states(site)}\n{site.logs}", 1)
     ended = states(site)
-    faults = [fault for job in jobs if (fault := job.fault(ended[job.id]))]
+    faults = [
+        f"{fault}\n{site.said_of(job.id)}" for job in jobs if (fault := job.fault(ended[job.id]))
+    ]
     assert not faults, f"{len(faults)} of {len(jobs)}:\n" + "\n\n".join(faults[:3])
     assert len(jobs) > 180
 
