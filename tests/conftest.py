@@ -1,8 +1,13 @@
-"""Options that all tests share."""
+"""What all tests share: an option, and the variants, which take long to render."""
 
+import os
+import pickle
 from collections.abc import Generator
 
 import pytest
+from classes import Classes, render_all
+from filelock import FileLock
+from renderer import Renderer, copy_template
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,3 +43,16 @@ def pytest_make_collect_report(
     report = yield
     _fail_if_skipped(report, collector.config)
     return report
+
+
+@pytest.fixture(scope="session")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
+    """Every variant, with its files; rendered by the first process that wants it, for all."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with FileLock(shared / "variants.lock"):
+        file = shared / "variants.pickle"
+        if not file.exists():
+            render = Renderer(copy_template(tmp_path_factory.mktemp("variants") / "template"))
+            file.write_bytes(pickle.dumps(render_all(render)))
+    return Classes(pickle.loads(file.read_bytes()))

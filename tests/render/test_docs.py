@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 import pages
 import pytest
+from classes import KINDS, Classes
 from questions import page
 from renderer import TEMPLATE, Renderer
 from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
@@ -21,6 +22,24 @@ NOTE = """
 > `demo`, with all launch modes, srun, venv and otherwise default answers.
 """
 
+VARIANTS = """\
+# What is run of each variant
+
+The tests render {} projects: every combination of launch modes, launcher, container and
+environment; every set of trackers, their servers and sweeps; and answers in which every two values
+of any two questions meet. What has the same content is run once, whichever project it is in:
+
+{}
+Trees of `src/` and `configs/` are imported whole, and those that differ in what a training reads
+are trained by two ranks, stopped and resumed. Batch scripts are submitted to a Slurm cluster, where
+stand-ins for Python and Apptainer say what they were given. Commands of Makefiles and of a
+project's own CI run in environments that borrow the packages of the tests. Container definitions
+are built by Apptainer with stand-ins for the packages; one is built with the real ones, and trained
+in.
+
+`tests/render/classes.py` says what the same content is; this page is made by
+`tests/render/test_docs.py`.
+"""
 # The page on Slurm is run line by line.
 ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm("
 # Which file runs a command in the tests, and which text in it shows that.
@@ -99,6 +118,14 @@ def test_a_page_of_projects_is_shown_as_a_project_has_it(
 
 def test_the_page_of_questions_is_current(render: Renderer, pytestconfig: pytest.Config) -> None:
     golden(pytestconfig, "questions.md", page(render))
+
+
+def test_the_page_of_variants_is_current(classes: Classes, pytestconfig: pytest.Config) -> None:
+    table = "| what | rendered | distinct, and run | by |\n|---|---|---|---|\n"
+    for kind, found in classes.kinds.items():
+        rendered = sum(each.count for each in found.values())
+        table += f"| {kind} | {rendered:,} | {len(found)} | `{KINDS[kind]}` |\n"
+    golden(pytestconfig, "variants.md", VARIANTS.format(len(classes.variants), table))
 
 
 def golden(config: pytest.Config, name: str, text: str) -> None:

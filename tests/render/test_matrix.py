@@ -9,29 +9,22 @@ from pathlib import Path
 
 import pytest
 import yaml
+from classes import Classes
 from renderer import Renderer, tomllib
 from variants import (
+    MATRICES,
     TREES,
     Answers,
     Tree,
     complete,
     expected_dependencies,
     expected_files,
-    launch_variants,
-    pairwise_variants,
-    tracking_variants,
     unsampled,
 )
 
 # What Jinja or a hand in a hurry leaves behind. Apptainer's and GitHub's own braces may stay.
 LEFTOVERS = re.compile(r"\{%|%\}|\{=#|#=\}|\{\{|\}\}|[ \t]+$|\n\n\n\n|\Z(?<!\n)", re.MULTILINE)
 OWN_BRACES = re.compile(r"\$\{\{ [\w. |]+ \}\}|\{\{ [A-Z_]+ \}\}")
-
-MATRICES = {
-    "launch": launch_variants,
-    "tracking": tracking_variants,
-    "pairwise": pairwise_variants,
-}
 
 CONTENT: dict[Tree, str] = {}  # a digest of the files of each tree, with other names left out
 LINTED: set[str] = set()  # digests of the files that an earlier test of this process has checked
@@ -43,11 +36,10 @@ def test_every_question_has_samples() -> None:
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_variants(render: Renderer, tool: dict[str, str], tmp_path: Path, matrix: str) -> None:
+def test_variants(classes: Classes, tool: dict[str, str], tmp_path: Path, matrix: str) -> None:
     distinct: dict[str, tuple[str, str, str]] = {}
     count = 0
-    for answers in MATRICES[matrix]():
-        files = render(answers)
+    for answers, files in ((v.answers, v.files) for v in classes.variants if v.matrix == matrix):
         check(answers, files)
         for path, text in files.items():
             digest = hashlib.sha256(text.encode()).hexdigest()

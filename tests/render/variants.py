@@ -324,14 +324,12 @@ class Tree:
         return "-".join((self.example, *named, self.sweep, self.environment))
 
 
-def all_variants() -> Iterator[Answers]:
-    """Every variant of the three matrices."""
-    yield from launch_variants()
-    yield from tracking_variants()
-    yield from pairwise_variants()
-
-
-TREES = sorted({Tree.of(answers) for answers in all_variants()})
+MATRICES = {
+    "launch": launch_variants,
+    "tracking": tracking_variants,
+    "pairwise": pairwise_variants,
+}
+TREES = sorted({Tree.of(answers) for matrix in MATRICES.values() for answers in matrix()})
 
 
 def unsampled() -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from renderer import render_project, shrink
 
+from . import apptainer
 from .cluster import Cluster, missing
 from .jobs import Project
 
@@ -30,6 +31,16 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(reason)
     with Cluster(nodes=3, hasty=True) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the command apptainer."""
+    if reason := apptainer.missing():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("commands")
+    apptainer.install(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

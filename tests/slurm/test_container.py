@@ -34,16 +34,6 @@ print("edited", os.environ["SLURM_PROCID"], os.environ["SLURM_LOCALID"], platfor
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the command apptainer."""
-    if reason := apptainer.missing():
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("commands")
-    apptainer.install(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def site(commands: Path) -> str:
     """slurm/site.sh of a site that has apptainer, and shows an image no folder by itself."""
     return f"PATH={commands}:$PATH\nexport APPTAINER_CONTAIN=1\n"

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from renderer import Renderer, copy_template
-from variants import all_variants
+from classes import SCRIPTS, Classes
 
 from . import modules
 from .cluster import Cluster, missing, wait_for
@@ -48,26 +47,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def distinct(render: Renderer, folder: Path) -> Iterator[Submitted]:
-    """Write each pair of a script and a common.sh once, in the first project that has it."""
-    known = set()
-    for number, answers in enumerate(all_variants()):
-        files = render(answers)
-        new = {
-            (text, files["slurm/common.sh"]): path
-            for path, text in files.items()
-            if path.endswith(".sbatch") and (text, files["slurm/common.sh"]) not in known
-        }
-        known.update(new)
-        root = folder / str(number)
-        if new:
-            set_up(root, files, answers)
-        for path in new.values():
-            yield Submitted(answers, root, path)
-
-
-def test_every_distinct_script_starts_what_it_is_to_start(site: Cluster, tmp_path: Path) -> None:
-    jobs = list(distinct(Renderer(copy_template(tmp_path / "template")), tmp_path))
+def test_every_distinct_script_starts_what_it_is_to_start(
+    site: Cluster, classes: Classes, tmp_path: Path
+) -> None:
+    jobs = []
+    for script in classes.of(SCRIPTS):
+        root = tmp_path / str(script.variant.number)
+        if not root.exists():
+            set_up(root, script.variant.files, script.variant.answers)
+        jobs.append(Submitted(script.variant.answers, root, script.path))
     for job in jobs:
         sweep = ["ada/digits/1"] if "sweep" in job.path else []
         done = site.run("sbatch", "--parsable", job.path, *sweep, cwd=job.root, check=False)

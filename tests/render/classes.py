@@ -1,0 +1,114 @@
+"""Which files of all variants are distinct: those of one content are a class, and one is run.
+
+The name of the package is no difference.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from renderer import Renderer
+from variants import MATRICES, Answers, Tree, complete
+
+Files = dict[str, str]
+# Each kind of class, and the test that runs each class of it.
+KINDS = {
+    "`src/` and `configs/`": "tests/run/test_variants.py",
+    "batch scripts, with `common.sh`": "tests/slurm/test_every_script.py",
+    "`Makefile`": "tests/run/test_every_command.py",
+    "`scripts/setup.sh`": "tests/run/test_every_command.py",
+    "jobs of a project's own CI": "tests/run/test_every_command.py",
+    "`pyproject.toml`": "tests/run/test_every_command.py",
+    "container definitions": "tests/slurm/test_every_image.py",
+}
+TREES, SCRIPTS, MAKEFILES, SETUPS, JOBS, PROJECTS, IMAGES = KINDS
+
+
+@dataclass
+class Variant:
+    """A project that the tests render.
+
+    Attributes:
+        number: which of all it is.
+        matrix: the set of variants that it is of.
+    """
+
+    number: int
+    matrix: str
+    answers: Answers
+    files: Files
+
+    @property
+    def package(self) -> str:
+        """The name of its package."""
+        return complete(self.answers)["package_name"]
+
+
+@dataclass
+class Class:
+    """Files of one content.
+
+    Attributes:
+        path, variant: one of them, and the variant that it is of.
+        count: how many variants have it.
+    """
+
+    path: str
+    variant: Variant
+    count: int = 0
+
+    @property
+    def text(self) -> str:
+        """What is in the file."""
+        return self.variant.files[self.path]
+
+
+@dataclass
+class Classes:
+    """The classes of each kind, by content."""
+
+    variants: list[Variant]
+    kinds: dict[str, dict[object, Class]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kinds = {kind: {} for kind in KINDS}
+        for variant in self.variants:
+            for kind, path, content in contents(variant.answers, variant.files):
+                self.kinds[kind].setdefault(content, Class(path, variant)).count += 1
+
+    def of(self, kind: str) -> list[Class]:
+        """Return the classes of a kind."""
+        return list(self.kinds[kind].values())
+
+
+def render_all(render: Renderer) -> list[Variant]:
+    """Render every variant; the same text is held once."""
+    texts: dict[str, str] = {}
+    variants: list[Variant] = []
+    for name, matrix in MATRICES.items():
+        for answers in matrix():
+            files = {path: texts.setdefault(text, text) for path, text in render(answers).items()}
+            variants.append(Variant(len(variants), name, answers, files))
+    return variants
+
+
+def contents(answers: Mapping[str, object], files: Files) -> Iterator[tuple[str, str, object]]:
+    """Yield what a project has to run: the kind, a path, and what tells it from others."""
+    package = complete(answers)["package_name"]
+    yield TREES, "configs/train.yaml", Tree.of(answers)
+    single = {"Makefile": MAKEFILES, "scripts/setup.sh": SETUPS, "pyproject.toml": PROJECTS}
+    single |= {".github/workflows/ci.yml": JOBS, ".gitlab-ci.yml": JOBS}
+    for path, text in files.items():
+        if path.endswith(".sbatch"):
+            yield SCRIPTS, path, (text, files["slurm/common.sh"])
+        elif path.endswith(".def"):
+            yield IMAGES, path, unnamed(text, package)
+        elif path == "pyproject.toml":
+            yield PROJECTS, path, text
+        elif path in single:
+            yield single[path], path, unnamed(text, package)
+
+
+def unnamed(text: str, package: str) -> str:
+    """Return a text without the name of the package."""
+    return re.sub(rf"\b{package}(?=\b|-env)", "PACKAGE", text)
