@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from .conftest import edited, srun
 
@@ -27,7 +30,9 @@ def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]
         sampler.set_epoch(epoch, consumed)
     batches = list(zip(*samplers, strict=True))
     assert all(len(sampler) == len(batches) for sampler in samplers)
-    return [index for step in batches for batch in step for index in batch]
+    keys = [key for step in batches for batch in step for key in batch]
+    assert {which for which, _ in keys} == {epoch}
+    return [index for _, index in keys]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -61,6 +66,49 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
     other = [int(number) for _, batch in batches.epoch(1) for number in batch]
     assert again == orders[0] != sorted(orders[0])
     assert other != again
+
+
+class Drawing:
+    """A data set whose samples are random numbers of three kinds."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, torch.rand(()).item(), numpy.random.rand(), random.random()
+
+
+def _draw(shard: int) -> Iterator[tuple[int, float, float, float]]:
+    """Yield the samples of a shard as `Drawing` has them."""
+    return (Drawing()[10 * shard + number] for number in range(10))
+
+
+@pytest.mark.parametrize("kind", ["by index", "stream"])
+def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: str) -> None:
+    from demo.core.loading.batches import TrainBatches
+    from demo.core.loading.stream import ShardStream
+
+    def drawn(ranks: int, workers: int, epoch: int = 0, seed: int = 1) -> dict[int, list[float]]:
+        """Return what is drawn for each sample, by its number."""
+        found = {}
+        for rank in range(ranks):
+            dataset = ShardStream(range(12), _draw) if kind == "stream" else Drawing()
+            batches = TrainBatches(dataset, 10, rank, ranks, seed, workers, pin=False)
+            for _, batch in batches.epoch(epoch):
+                found |= {
+                    int(number): [float(each) for each in values]
+                    for number, *values in zip(*batch, strict=True)
+                }
+            batches.close()
+        return found
+
+    alone = drawn(1, 0)
+    assert len(alone) == 120
+    assert len({value for values in alone.values() for value in values}) == 3 * 120
+    random.seed(5)
+    assert drawn(1, 0) == drawn(1, 3) == drawn(2, 0) == drawn(3, 2) == alone
+    for other in (drawn(1, 0, epoch=1), drawn(1, 2, seed=2)):
+        assert not {each[0] for each in other.values()} & {each[0] for each in alone.values()}
 
 
 def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> None:

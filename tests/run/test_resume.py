@@ -147,6 +147,33 @@ def test_resume_is_exact_on_any_number_of_ranks(
     assert reproducible(resumed.metrics()) == reproducible(whole.metrics())
 
 
+def test_resume_draws_the_same_with_any_number_of_workers(small: Path, tmp_path: Path) -> None:
+    """Images are augmented one by one, with random numbers of three kinds."""
+    plain = edited(small, tmp_path / "plain", "data.py", "__getitems__", "_chosen")
+    plain = edited(plain, tmp_path / "one by one", "data.py", "def collate", "def _stacked")
+    drawn = "return images[0] + torch.rand(()) + np.random.rand() + random.random(), int"
+    drawing = edited(plain, tmp_path / "drawing", "data.py", "return images[0], int", drawn)
+    imports = "import random\nfrom collections.abc"
+    drawing = edited(drawing, tmp_path / "random", "data.py", "from collections.abc", imports)
+    drawing = edited(
+        drawing,
+        tmp_path / "numpy",
+        "data.py",
+        "import torch\n",
+        "import numpy as np\nimport torch\n",
+    )
+    flags = ("--epochs=2", "--batch-size=100", "--validation-size=1000")
+    whole = srun(drawing, tmp_path / "whole", 2, *flags, "--workers=3").wait()
+    job = srun(drawing, tmp_path / "run", 2, *flags, "--workers=2")
+    job.wait_for_step(10)
+    job.processes[1].send_signal(signal.SIGTERM)
+    assert job.wait().codes == [75, 75], job.log
+    resumed = srun(drawing, tmp_path / "run", 2, *flags).wait()
+    assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"], resumed.log
+    other = srun(plain, tmp_path / "plain run", 2, *flags).wait()
+    assert other.summary["parameters_sha256"] != whole.summary["parameters_sha256"]
+
+
 def processes_of(job: Job) -> set[int]:
     """Return the ids of the ranks' processes and of all that they started and that still run."""
     sessions, found = {process.pid for process in job.processes}, set()

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from .core.config import Settings
 from .core.errors import UsageError
 from .core.loading.batches import evaluation_batches
-from .core.loading.seeds import seed_torch
+from .core.loading.seeds import derive, seed_generators
 from .core.nested import to_cpu, to_device
 from .core.output.record import STORE
 from .core.ranks.device import autocast
@@ -133,7 +133,7 @@ class Evaluator:
             name: each.to(device) if hasattr(each, "to") else each
             for name, each in self.learner.metrics().items()
         }
-        seed_torch("evaluation", self.settings.seed, self.world.rank, step)
+        seed_generators(derive("evaluation", self.settings.seed, self.world.rank, step))
         sums, first = Sums(), None
         with evaluation_mode(modules, self.world), STORE.evaluating(split):
             for number, (batch, counts) in enumerate(self._batches(dataset, samples)):

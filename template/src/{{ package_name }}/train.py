@@ -9,7 +9,7 @@ import torch
 
 from . import data
 from .core.errors import UsageError
-from .core.loading.seeds import seed_torch
+from .core.loading.seeds import derive, seed_generators
 from .core.loading.steps import Loaded, StepLoader, sizes
 from .core.output import run_lock
 from .core.output.log import DataWait, log_start, set_up_logging
@@ -110,9 +110,7 @@ class Trainer:
         position, settings, began = self.position, self.settings, time.perf_counter()
         length = (self.loader.samples or 0) // self.samples_per_step or None
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
-        steps = self.loader.epoch(
-            position.epoch, position.step, position.consumed, position.epoch_steps
-        )
+        steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
         loaded = self._next(steps)
         totals.begin(position.step, *sizes(loaded))
@@ -156,7 +154,7 @@ class Trainer:
         settings, position = self.settings, self.position
         factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
         self.networks.set_learning_rates(factor)
-        seed_torch("step", settings.seed, self.world.rank, position.step)
+        seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
         self.loop.begin(self.loader.padded(loaded), weight, measure_norm)
         self.learner.train_step(self.loop)

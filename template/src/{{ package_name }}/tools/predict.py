@@ -16,7 +16,7 @@ from ..core import nested
 from ..core.errors import UsageError
 from ..core.filesystem import write_atomically
 from ..core.loading.batches import evaluation_batches
-from ..core.loading.seeds import seed_torch
+from ..core.loading.seeds import derive, seed_generators
 from ..core.output.log import set_up_logging
 from ..core.ranks.process_group import joined
 from ..core.ranks.world import World
@@ -85,7 +85,7 @@ def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: Worl
     turns, a batch each, so that rank 0 holds no more than a batch of each.
     """
     length = len(dataset)  # type: ignore[arg-type]
-    seed_torch("predictions", trained.settings.seed, world.rank, trained.step)
+    seed_generators(derive("predictions", trained.settings.seed, world.rank, trained.step))
     mine = range(world.rank, length, world.size)
     batches = evaluation_batches(dataset, mine, batch_size, trained.settings.workers)
     for number in range(math.ceil(len(range(0, length, world.size)) / batch_size)):

@@ -22,13 +22,16 @@ from torch.utils.data import (
 )
 
 from ..errors import UsageError
-from .seeds import derive
+from .seeds import derive, seed_generators
 from .stream import ShardStream
 from .workers import loading_workers, started
 
+Key = tuple[int, int]
+"""What a sample is asked for by: the epoch and its index."""
 
-class EpochSampler(Sampler[list[int]]):
-    """Batches of indices for one rank.
+
+class EpochSampler(Sampler[list[Key]]):
+    """Batches of keys for one rank.
 
     An epoch is one permutation of the dataset, made from seed and epoch alone, cut into global
     batches; each rank takes its part of every one. So a place in the epoch is a number of samples,
@@ -52,16 +55,40 @@ class EpochSampler(Sampler[list[int]]):
         """Choose the epoch's permutation, and how many samples of it all ranks had already."""
         self.epoch, self.consumed = epoch, consumed
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(derive("order", self.seed, self.epoch))
         order = torch.randperm(self.length, generator=generator)
         whole = self.batch_size * self.world_size
         for first in range(self.consumed, self.length - whole + 1, whole):
             mine = first + self.rank * self.batch_size
-            yield order[mine : mine + self.batch_size].tolist()
+            indices = order[mine : mine + self.batch_size].tolist()
+            yield [(self.epoch, index) for index in indices]
 
     def __len__(self) -> int:
         return (self.length - self.consumed) // (self.batch_size * self.world_size)
+
+
+class SeededSamples(Dataset):
+    """A map-style dataset in which a sample draws the same random numbers whoever reads it.
+
+    A dataset that reads a whole batch at once draws those of the batch's first sample.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:  # noqa: ANN401 - what the dataset has
+        """Return the samples of some keys, all of one epoch."""
+        seed = derive("sample", self.seed, keys[0][0])
+        indices = [index for _, index in keys]
+        if read := getattr(self.dataset, "__getitems__", None):
+            seed_generators(seed + indices[0])
+            return read(indices)
+        return [self._read(index, seed) for index in indices]
+
+    def _read(self, index: int, seed: int) -> Any:  # noqa: ANN401
+        seed_generators(seed + index)
+        return self.dataset[index]
 
 
 class _Counted:
@@ -100,14 +127,14 @@ class TrainBatches:
         workers: int,
         pin: bool,
     ) -> None:
-        self.dataset, self.seed, self.rank, self.batch_size = dataset, seed, rank, batch_size
+        self.dataset, self.rank, self.batch_size = dataset, rank, batch_size
         self.last: Any = None
         self.uneven = isinstance(dataset, ShardStream)
         options: dict[str, Any] = {
             **loading_workers(workers, dataset),
             "pin_memory": pin,
             "collate_fn": getattr(dataset, "collate", None),
-            # Its own: the workers' seeds do not depend on what else drew random numbers.
+            # Its own: to ask for a batch draws from no other.
             "generator": torch.Generator(),
         }
         if isinstance(dataset, ShardStream):
@@ -124,7 +151,8 @@ class TrainBatches:
             self.samples = len(dataset)  # type: ignore[arg-type]
             self.sampler = EpochSampler(self.samples, batch_size, rank, world_size, seed)
             options["persistent_workers"] = workers > 0
-            self.loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
+            seeded = SeededSamples(dataset, seed)
+            self.loader = DataLoader(seeded, batch_sampler=self.sampler, **options)
 
     def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield the batches of an epoch that are left, each with its number of samples.
@@ -137,13 +165,12 @@ class TrainBatches:
             consumed: samples that all ranks had of it before: where a map-style dataset goes on.
             batches: batches that this rank had of it before: a stream reads them and drops them.
         """
-        self.loader.generator.manual_seed(derive("workers", self.seed, epoch, self.rank))
         if isinstance(self.dataset, ShardStream):
             self.dataset.set_epoch(epoch)
         else:
             self.sampler.set_epoch(epoch, consumed)
             batches = 0
-        for number, loaded in enumerate(started(self.loader)):
+        for number, loaded in enumerate(started(self.loader, self.dataset)):
             samples, self.last = loaded if self.uneven else (self.batch_size, loaded)
             if number >= batches:
                 yield samples, self.last
@@ -165,4 +192,4 @@ def evaluation_batches(
         **loading_workers(workers, dataset),
         collate_fn=getattr(dataset, "collate", None),
     )
-    return started(loader)
+    return started(loader, dataset)

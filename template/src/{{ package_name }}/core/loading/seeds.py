@@ -1,11 +1,12 @@
 """Seeds that are functions of what they are for, so that nothing random must be saved.
 
-train.py seeds each step, steps.py its samples, batches.py the order of an epoch, evaluate.py an
-evaluation.
+train.py seeds each step, batches.py each sample and the order of an epoch, stream.py each sample of
+a shard, evaluate.py an evaluation.
 """
 
 import random
 
+import numpy
 import torch
 
 
@@ -14,13 +15,14 @@ def derive(*key: object) -> int:
     return random.Random(" ".join(map(str, key))).getrandbits(62)
 
 
-def seed_torch(*key: object) -> None:
-    """Seed torch's generators with the key.
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, NumPy and Python.
 
-    Called with the step's number before each step: a resumed run then draws what the uninterrupted
-    one would have drawn. (`torch.manual_seed` does the same for every kind of device, slower.)
+    Called before each step and each sample: a resumed run then draws what the uninterrupted one
+    would have drawn. (`torch.manual_seed` does the same for every kind of device, slower.)
     """
-    seed = derive(*key)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
+    numpy.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -10,7 +10,6 @@ from torch.utils.data import Dataset
 from ..config import Settings
 from ..ranks.world import World
 from .batches import TrainBatches
-from .seeds import seed_torch
 
 
 class Loaded(NamedTuple):
@@ -48,8 +47,6 @@ class StepLoader:
             pin=world.device.type == "cuda",
         )
         self.samples, self.accumulate = self.batches.samples, settings.accumulate
-        # The batches of a step are made with a seed of its own.
-        self.seed, self.rank = settings.seed, world.rank
         self.weigh, self.uneven = weigh, self.batches.uneven or weigh is not None
         self.waited = 0.0
 
@@ -57,27 +54,22 @@ class StepLoader:
         """End the loading workers."""
         self.batches.close()
 
-    def epoch(
-        self, epoch: int, step: int, consumed: int, epoch_steps: int
-    ) -> Iterator[list[Loaded]]:
+    def epoch(self, epoch: int, consumed: int, epoch_steps: int) -> Iterator[list[Loaded]]:
         """Yield the batches of each step that is left of an epoch, then empty lists.
 
         Args:
             epoch: the epoch.
-            step: steps taken by now, of all epochs.
             consumed, epoch_steps: samples of all ranks, and steps, taken of this epoch.
         """
         batches = self.batches.epoch(epoch, consumed, epoch_steps * self.accumulate)
         while True:
             began = time.perf_counter()
-            seed_torch("samples", self.seed, self.rank, step)
             loaded = [
                 Loaded(batch, samples, self.weigh(batch) if self.weigh else samples)
                 for samples, batch in islice(batches, self.accumulate)
             ]
             self.waited = time.perf_counter() - began
             yield loaded
-            step += 1
 
     def padded(self, loaded: list[Loaded]) -> list[Loaded]:
         """Return a step's batches, with spare ones of weight zero where this rank has too few.

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UsageError
-from .seeds import derive
+from .seeds import derive, seed_generators
 
 
 class ShardStream(IterableDataset):
@@ -57,12 +58,23 @@ class ShardStream(IterableDataset):
         draw = random.Random(derive("samples", self.seed, self.epoch, self.rank, mine))
         held: list[Any] = []
         for shard in order:
-            for sample in self.read(self.shards[shard]):
+            for sample in self._samples(shard):
                 held.append(sample)
                 if len(held) > self.shuffle:
                     yield _take(held, draw)
         while held:
             yield _take(held, draw)
+
+    def _samples(self, shard: int) -> Iterator[Any]:
+        """Read a shard; a sample draws the same random numbers in whatever process reads it."""
+        seed = derive("sample", self.seed, self.epoch, shard)
+        samples = iter(self.read(self.shards[shard]))
+        for number in count():
+            seed_generators(seed + number)
+            try:
+                yield next(samples)
+            except StopIteration:
+                return
 
 
 def _take(held: list[Any], draw: random.Random) -> Any:  # noqa: ANN401 - a sample of any type

@@ -36,8 +36,8 @@ def loading_workers(number: int, dataset: Dataset) -> dict[str, Any]:
     return options
 
 
-def started(loader: DataLoader) -> Iterator[Any]:
-    """Return a loader's batches of an epoch, which its workers load from now on.
+def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
+    """Return a loader's batches of an epoch, which its workers load from now on from a dataset.
 
     Raises:
         UsageError: workers can't get the dataset, since it can't be pickled.
@@ -46,7 +46,7 @@ def started(loader: DataLoader) -> Iterator[Any]:
         return iter(loader)
     except (PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
-            f"loading workers can't get the {type(loader.dataset).__name__} of data.py: {error}; "
+            f"loading workers can't get the {type(dataset).__name__} of data.py: {error}; "
             "make it without lambdas and open files (a worker opens them at its first read), or "
             "use --workers 0"
         ) from None
