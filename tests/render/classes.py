@@ -1,7 +1,4 @@
-"""Which files of all variants are distinct: those of one content are a class, and one is run.
-
-The name of the package is no difference.
-"""
+"""Which files of all variants are distinct: those of one content are a class, and one is run."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +19,15 @@ KINDS = {
     "container definitions": "tests/slurm/test_every_image.py",
 }
 TREES, SCRIPTS, MAKEFILES, SETUPS, JOBS, PROJECTS, IMAGES = KINDS
+# Files in which the name of the package is no difference.
+UNNAMED = {
+    "Makefile": MAKEFILES,
+    "scripts/setup.sh": SETUPS,
+    ".github/workflows/ci.yml": JOBS,
+    ".gitlab-ci.yml": JOBS,
+    "container/apptainer.def": IMAGES,
+    "container/release.def": IMAGES,
+}
 
 
 @dataclass
@@ -96,17 +102,13 @@ def contents(answers: Mapping[str, object], files: Files) -> Iterator[tuple[str,
     """Yield what a project has to run: the kind, a path, and what tells it from others."""
     package = complete(answers)["package_name"]
     yield TREES, "configs/train.yaml", Tree.of(answers)
-    single = {"Makefile": MAKEFILES, "scripts/setup.sh": SETUPS, "pyproject.toml": PROJECTS}
-    single |= {".github/workflows/ci.yml": JOBS, ".gitlab-ci.yml": JOBS}
     for path, text in files.items():
         if path.endswith(".sbatch"):
             yield SCRIPTS, path, (text, files["slurm/common.sh"])
-        elif path.endswith(".def"):
-            yield IMAGES, path, unnamed(text, package)
         elif path == "pyproject.toml":
             yield PROJECTS, path, text
-        elif path in single:
-            yield single[path], path, unnamed(text, package)
+        elif path in UNNAMED:
+            yield UNNAMED[path], path, unnamed(text, package)
 
 
 def unnamed(text: str, package: str) -> str:

@@ -21,7 +21,7 @@ from .position import Position
 class Checkpointing:
     """Saves everything that a resumed run needs, and restores it.
 
-    Random generators are not in it: they are seeded with each step's number.
+    Random generators are not in it: they are seeded for each step and each sample.
 
     Args:
         networks, meter: with their state.
