@@ -20,15 +20,16 @@ help: ## list the targets
 demo: ## scaffold a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
+# Three processes on two cores: tests wait for Slurm and trackers as often as they compute.
 test: lint ## check this repository: linters, then the tests that a change should pass
-	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 test-all: lint ## the same, with the slow tests
-	$(PYTHON) -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+	$(PYTHON) -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
 test-slurm: .venv/ready ## run the tests of the cluster with another Slurm: SLURM=24.11 or 26.05
 	scripts/with-slurm.sh $(SLURM) $(PYTHON) -m pytest tests/slurm \
-		--numprocesses 2 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+		--numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff check .
