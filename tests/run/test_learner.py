@@ -442,6 +442,19 @@ def test_averages_are_evaluated_and_a_score_may_be_negative(
     assert not torch.equal(found, best["networks"]["network"]["0.weight"].flatten())
 
 
+def test_averages_follow_the_parameters_slowly(learners: Path, tmp_path: Path) -> None:
+    flags = ("--ema=0.3", "--max-steps=12", "--checkpoint-every=1", "--keep-checkpoints=20")
+    job = train(learners, tmp_path / "run", 1, *flags)
+    before, after = (
+        torch.load(job.run_dir / f"checkpoints/step-000000{step}.pt", weights_only=True)
+        for step in (11, 12)
+    )
+    earlier, later = (each["averages"]["network"]["0.weight"] for each in (before, after))
+    parameters = after["networks"]["network"]["0.weight"]
+    torch.testing.assert_close(later, 0.3 * earlier + 0.7 * parameters)
+    assert not torch.equal(earlier, later)
+
+
 def test_patience_ends_a_run_and_steps_between_validations_are_counted(
     learners: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import time
 import zipfile
@@ -13,7 +14,7 @@ import pytest
 import torch
 from metrics import logged, reproducible
 
-from .conftest import PATIENCE, Job, Launch, edited, srun
+from .conftest import PACED, PATIENCE, Job, Launch, edited, srun
 
 # Two epochs of 58 steps on two ranks, so that stops fall inside an epoch and behind its end.
 LONG = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=1")
@@ -51,6 +52,23 @@ def test_a_signal_on_one_rank_stops_all_and_the_next_run_goes_on(
     assert resumed.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
     # Every step once, with the numbers of the uninterrupted run.
     assert reproducible(resumed.metrics()) == reproducible(uninterrupted.metrics())
+
+
+def test_a_second_interrupt_ends_the_rank_at_once(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 1, *LONG, **PACED)
+    job.wait_for_step(3)
+    (rank,) = job.processes
+    rank.send_signal(signal.SIGINT)
+    while _handles(rank.pid, signal.SIGINT):
+        time.sleep(0.005)
+    rank.send_signal(signal.SIGINT)
+    assert job.wait().codes == [-signal.SIGINT], job.log
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def test_killed_ranks_go_on_from_the_last_checkpoint(
@@ -148,8 +166,10 @@ def test_resume_is_exact_on_any_number_of_ranks(
 
 
 def test_resume_draws_the_same_with_any_number_of_workers(small: Path, tmp_path: Path) -> None:
-    """Images are augmented one by one, with random numbers of three kinds."""
-    plain = edited(small, tmp_path / "plain", "data.py", "__getitems__", "_chosen")
+    """Images are augmented one by one, with random numbers of three kinds, and in each step."""
+    step = "images, labels = batch\n        images = images * torch.rand(())\n"
+    noisy = edited(small, tmp_path / "noisy", "model.py", "images, labels = batch\n", step)
+    plain = edited(noisy, tmp_path / "plain", "data.py", "__getitems__", "_chosen")
     plain = edited(plain, tmp_path / "one by one", "data.py", "def collate", "def _stacked")
     drawn = "return images[0] + torch.rand(()) + np.random.rand() + random.random(), int"
     drawing = edited(plain, tmp_path / "drawing", "data.py", "return images[0], int", drawn)

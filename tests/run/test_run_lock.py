@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from .conftest import PATIENCE, clean_environment, srun
@@ -81,6 +82,16 @@ def test_an_attempt_is_judged_by_its_process_and_its_silence(
 ) -> None:
     write_attempt(run_lock, tmp_path / "run", **other)
     assert is_taken(run_lock, tmp_path / "run") == taken
+
+
+def test_a_process_that_nobody_waited_for_is_dead(run_lock: ModuleType, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        process = psutil.Process(ended.pid)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        started = process.create_time() - psutil.boot_time()
+        write_attempt(run_lock, tmp_path / "run", pid=ended.pid, started=started)
+        assert is_taken(run_lock, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("restart", "taken"), [("1", True), ("0", False)])

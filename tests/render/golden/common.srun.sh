@@ -11,7 +11,6 @@ fail() {
 # that wait in the queue could not use this file any more.
 [[ ${1:-} == 1 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
-[[ -d src/demo ]] || fail "$PWD is not the project's root: submit the job from there"
 
 # `module` is a function of the shell, and not every shell starts with it.
 for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash"; do
