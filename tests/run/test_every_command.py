@@ -51,11 +51,15 @@ for folder in sys.argv[1:]:
 """
 
 
-def answers_of(environment: str, tools: bool, **more: str) -> Answers:
+def answers_of(environment: str, tools: bool) -> Answers:
     """Return answers with all commands of an environment, or with those of no tool."""
-    container = "apptainer" if tools else "none"
-    chosen = {"tools": list(TOOLS) if tools else [], "container": container}
-    return {"setup": "full", "environment": environment, "trackers": [], **chosen, **more}
+    return {
+        "setup": "full",
+        "environment": environment,
+        "trackers": [],
+        "tools": list(TOOLS) if tools else [],
+        "container": "apptainer" if tools else "none",
+    }
 
 
 def project_of(folder: Path, answers: Answers) -> Path:
@@ -67,7 +71,8 @@ def project_of(folder: Path, answers: Answers) -> Path:
         (tools / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
         (tools / name).chmod(0o755)
     if answers["environment"] != "conda":
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", project / ".venv"])
+        venv = [sys.executable, "-m", "venv", "--without-pip", project / ".venv"]
+        subprocess.run(venv, check=True)
         (packages,) = project.glob(".venv/lib/python*/site-packages")
         borrow(packages)
         (project / ".venv/bin/ruff").symlink_to(Path(sys.executable).with_name("ruff"))

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from variants import Answers, complete
 
@@ -100,7 +99,7 @@ class Expected:
     words: tuple[str, ...] | list[str]
 
 
-def set_up(root: Path, files: Mapping[str, str], answers: Mapping[str, Any]) -> None:
+def set_up(root: Path, files: Mapping[str, str]) -> None:
     """Write of a project what its batch scripts see, and the stand-ins."""
     kept = {
         path: text
@@ -115,7 +114,6 @@ def set_up(root: Path, files: Mapping[str, str], answers: Mapping[str, Any]) -> 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         file.chmod(0o755)
-    (root / "src" / complete(answers)["package_name"]).mkdir(parents=True)
 
 
 def states(site: Cluster) -> dict[str, str]:

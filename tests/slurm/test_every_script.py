@@ -54,7 +54,7 @@ def test_every_distinct_script_starts_what_it_is_to_start(
     for script in classes.of(SCRIPTS):
         root = tmp_path / str(script.variant.number)
         if not root.exists():
-            set_up(root, script.variant.files, script.variant.answers)
+            set_up(root, script.variant.files)
         jobs.append(Submitted(script.variant.answers, root, script.path))
     for job in jobs:
         sweep = ["ada/digits/1"] if "sweep" in job.path else []

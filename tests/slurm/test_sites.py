@@ -75,7 +75,7 @@ def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
 def scripts(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]) -> list[Submitted]:
     """Render a project, and return its batch scripts."""
     files = render(answers)
-    set_up(root, files, answers)
+    set_up(root, files)
     (root / "slurm/site.sh").write_text(SITE_SH + site_sh)
     return [Submitted(answers, root, path) for path in files if path.endswith(".sbatch")]
 
