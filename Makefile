@@ -12,7 +12,7 @@ ARGS ?=
 
 export TORCH TORCH_INDEX PYTHON3
 
-.PHONY: help demo test test-all test-slurm lint benchmarks clean
+.PHONY: help demo test test-all test-slurm coverage lint benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -27,9 +27,17 @@ test: lint ## check this repository: linters, then the tests that a change shoul
 test-all: lint ## the same, with the slow tests
 	$(PYTHON) -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
-test-slurm: .venv/ready ## run the tests of the cluster with another Slurm: SLURM=24.11 or 26.05
+test-slurm: .venv/ready ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11 or 26.05
 	scripts/with-slurm.sh $(SLURM) $(PYTHON) -m pytest tests/slurm \
 		--numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+
+coverage: export COVERAGE_FOLDER := $(CURDIR)/.coverage
+coverage: .venv/ready ## run the tests, and say which lines of what is rendered none of them ran
+	rm -rf $(COVERAGE_FOLDER)
+	mkdir $(COVERAGE_FOLDER)
+	-COVERAGE_PROCESS_START=$(CURDIR)/tests/coverage/settings.ini BASH_ENV=$(CURDIR)/tests/coverage/trace.sh \
+		$(PYTHON) -m pytest --numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+	$(PYTHON) tests/coverage/report.py
 
 lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff check .

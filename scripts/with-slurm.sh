@@ -9,9 +9,11 @@ set -euo pipefail
 . "$(dirname "$0")/apt.sh"
 
 case ${1:-} in
-24.11) suite=trixie ;;
-26.05) suite=sid ;;
-*) fail "the versions are 24.11 and 26.05, not '${1:-}'" ;;
+23.11) suite=noble make=make_ubuntu ;;
+24.11) suite=trixie make=make_system ;;
+25.11) suite=resolute make=make_ubuntu ;;
+26.05) suite=sid make=make_system ;;
+*) fail "the versions are 23.11, 24.11, 25.11 and 26.05, not '${1:-}'" ;;
 esac
 export PATH=$PATH:/usr/sbin:/sbin
 version=$1 root=/opt/slurm-tests/$1
@@ -23,10 +25,10 @@ make_root() {
     rm -rf --one-file-system "$new"
     mkdir -p "$new"
     # Python is for the libraries that an interpreter of another place needs.
-    make_system "$new" "$suite" \
+    "$make" "$new" "$suite" \
         slurm-wlm,munge,iproute2,util-linux,procps,git,make,python3,libreadline8t64,tcl
     [[ $(chroot "$new" slurmctld -V) =~ $version ]] ||
-        fail "Debian $suite has $(chroot "$new" slurmctld -V) by now, not $version"
+        fail "$suite has $(chroot "$new" slurmctld -V) by now, not $version"
     chroot "$new" apt-get clean
     mv "$new" "$root"
 }

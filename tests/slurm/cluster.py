@@ -26,6 +26,7 @@ import psutil
 
 PATIENCE = 300  # seconds; what takes longer hangs
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
+COVERAGE = ("BASH_ENV", "COVERAGE_FOLDER", "COVERAGE_PROCESS_START")
 SUBNET = "10.77.0"  # the cluster's network is closed to others, so any will do
 CORES, MEMORY, GPUS = 16, 32000, 4  # of a node, as Slurm believes; MEMORY in MB
 
@@ -186,6 +187,7 @@ class Cluster:
             "HOME": os.environ.get("HOME", "/root"),
             "LANG": "C.UTF-8",
             "SLURM_CONF": f"{self.folder}/slurm.conf",
+            **{name: os.environ[name] for name in COVERAGE if name in os.environ},
         }
         self._configure()
         self.init = subprocess.Popen(

@@ -70,7 +70,8 @@ def set_up(root: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
     (packages,) = (root / ".venv/lib").glob("python3*/site-packages")
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (packages / "borrowed.pth").write_text("\n".join([*borrowed, str(root / "src")]) + "\n")
+    lines = [f"import site; site.addsitedir({folder!r})" for folder in borrowed]
+    (packages / "borrowed.pth").write_text("\n".join([*lines, str(root / "src")]) + "\n")
 
 
 @pytest.fixture(scope="session")
