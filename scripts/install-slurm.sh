@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs. The
-# tests start daemons of their own; those that the packages bring are not started.
+# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs, and a
+# compiler for a plugin of Slurm's. The tests start daemons of their own; those that the packages bring are not started.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"
@@ -10,6 +10,7 @@ missing=()
 for name in slurmctld slurmd sbatch munged ip nsenter unshare; do
     command -v "$name" >/dev/null || missing+=("$name")
 done
+command -v gcc >/dev/null && [[ -e /usr/include/slurm/spank.h ]] || missing+=(spank.h)
 ((${#missing[@]})) || exit 0
 
 prepare_apt "${missing[*]}"
@@ -21,4 +22,4 @@ if [[ ! -e $policy ]]; then
     trap 'rm $policy' EXIT
 fi
 apt-get update
-apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 util-linux
+apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 util-linux gcc libc6-dev libslurm-dev

@@ -29,6 +29,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "memory_scope": {"memory": "64G"},
     "mail_type": {"mail_user": "ada@example.org"},
     "module_purge": {"modules": "python/3.12"},
+    "container_image": {"container": "apptainer"},
     "container_base_image": {"container": "apptainer"},
     "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow"]},
 }
@@ -39,6 +40,8 @@ VALUES = {
     "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"]],
     "monitoring_servers": [[], ["tensorboard"], ["aim"], ["mlflow"]],
     "launch_modes": [["cpu"], ["single_node"], ["multi_node"]],
+    "container": ["none", "apptainer"],
+    "container_image": ["", "/images/torch.sif"],
     "container_base_image": ["python:3.12-slim", "python:3.13-slim"],
 }
 

@@ -96,6 +96,7 @@ BAD: dict[str, list[Any]] = {
         *["runs", "~/runs", "$HOME/runs", "/a b", "/a/../b", "/a/", "/a;b", "/", "/a\n"],
         f"/{LONG}",
     ],
+    "container_image": ["torch.sif", "/a b", "/$(id)", "/a/../b", "python:3.12", "/x\n"],
     "container_base_image": ["", "docker://python", "a b", "$(id)", "python:3.12\n", LONG],
     "project_name": ["", "a\nb", "a\tb", " a", "!!!", "x" * 121, "a\x1bb"],
     "description": ["a\nb", "x" * 121, " a"],
@@ -112,6 +113,7 @@ BAD: dict[str, list[Any]] = {
 PARENTS: dict[str, dict[str, Any]] = {
     "task_options": {"gpu_request": "gpus_per_task"},
     "memory_scope": {"memory": "8G", "gpu_request": "none"},
+    "container_image": {"container": "apptainer"},
     "container_base_image": {"container": "apptainer"},
 }
 CASES = [(name, value) for name, values in BAD.items() for value in values]

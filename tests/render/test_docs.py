@@ -78,6 +78,9 @@ THEIRS = {
     "make train ARGS=*": 'tests/run/test_setup.py::made(newcomer, "train"',
     "make train": "scripts/demo.sh::train ARGS=",
     "make image": "tests/slurm/test_container.py::slurm/build_image.sbatch",
+    "sbatch --wait slurm/build_image.sbatch": (
+        "tests/slurm/test_finished_image.py::slurm/build_image.sbatch"
+    ),
     "module load *": "tests/slurm/test_modules.py::def test_a_training_has_the_modules(",
     "sbatch slurm/train_*": "tests/slurm/test_submit.py::def test_every_launch_mode_trains(",
     "sbatch --time=30 slurm/*": "tests/slurm/test_stops.py::def test_the_time_limit_nears(",

@@ -22,7 +22,7 @@ SURFACE = """
     memory_scope time_limit partition cpu_partition account qos constraint reservation exclusive
     mail_user mail_type requeue signal_lead_seconds
     sbatch_options cpu_sbatch_options srun_options
-    environment modules module_purge container container_base_image
+    environment modules module_purge container container_image container_base_image
     trackers shared_root monitoring_servers sweep
     example tools ci
 """
@@ -41,6 +41,7 @@ POINTLESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"mail_user": ""}, {"mail_type": ["ALL"]}),
     ({"modules": ""}, {"module_purge": False}),
     ({"container": "none"}, {"container_base_image": "debian:13"}),
+    ({"container": "none"}, {"container_image": "/images/torch.sif"}),
     ({"trackers": ["wandb"]}, {"monitoring_servers": []}),
 ]
 
@@ -114,7 +115,12 @@ def test_full_asks_all_that_matters(template: Path, tmp_path: Path) -> None:
         "cpu_partition cpu_sbatch_options nodes gpus_per_node gpu_type gpu_request memory_scope "
         "mail_type module_purge"
     )
-    assert set(NAMES) - set(few) == {*missing.split(), "container_base_image", "monitoring_servers"}
+    assert set(NAMES) - set(few) == {
+        *missing.split(),
+        "container_image",
+        "container_base_image",
+        "monitoring_servers",
+    }
 
 
 @pytest.mark.parametrize(("parents", "pointless"), POINTLESS, ids=[str(p) for p, _ in POINTLESS])

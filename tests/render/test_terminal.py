@@ -36,6 +36,7 @@ TYPED = {
     "cpu_sbatch_options": ("--array=1", "only at each submit", ""),
     "srun_options": ("--wait=0", "the scripts set it", ""),
     "modules": ("cuda 12", "one on each line, such as cuda/12.4", "cuda/12.4"),
+    "container_image": ("torch.sif", "path such as", ""),
     "container_base_image": ("docker://python", "such as python:3.12-slim", "debian:13"),
     "shared_root": ("~/runs", "absolute path such as /scratch/ada", ""),
 }

@@ -12,6 +12,8 @@ Answers = dict[str, Any]
 MODES = ("cpu", "single_node", "multi_node")
 TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
 SERVERS = ("tensorboard", "aim", "mlflow")
+# Images of others: a file that Apptainer takes, and a name that pyxis understands.
+SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 # The commands that answers choose, and their modules.
 DOCTOR = ("__init__", "cluster", "findings", "node", "nodes", "scripts", "software", "trackers")
 CHECK_COMM = ("__init__", "channel", "examine", "operations", "roll_call", "timing")
@@ -60,7 +62,8 @@ SAMPLES: dict[str, list[Any]] = {
     "environment": ["venv", "uv", "conda"],
     "modules": ["", "python/3.12\ncuda/12.4\nnccl", "use /opt/modules\npython/3.12"],
     "module_purge": [True, False],
-    "container": ["none", "apptainer"],
+    "container": ["none", "apptainer", "pyxis"],
+    "container_image": ["", SIF, PYXIS_IMAGE],
     "container_base_image": ["python:3.12-slim"],
     "trackers": [["tensorboard"], [], list(TRACKERS), ["wandb", "aim"], ["mlflow"]],
     "shared_root": ["", "/scratch/ada"],
@@ -86,14 +89,17 @@ def launch_variants() -> Iterator[Answers]:
     for modes, launcher, container, environment in itertools.product(
         subsets(MODES, least=1),
         ("srun", "torchrun"),
-        ("none", "apptainer"),
+        ("none", "apptainer", "pyxis"),
         ("venv", "uv", "conda"),
     ):
+        if container == "pyxis" and environment != "venv":  # as in the next image
+            continue
         yield {
             "launch_modes": modes,
             "launcher": launcher,
             "container": container,
             "environment": environment,
+            "container_image": PYXIS_IMAGE if container == "pyxis" else "",
         }
 
 
@@ -117,6 +123,12 @@ def settle(answers: Mapping[str, Any]) -> Answers:
     if kept["launch_modes"] == ["cpu"] and kept.get("memory_scope") == "gpu":
         del kept["memory_scope"]
     if kept["container"] == "none":
+        del kept["container_image"]
+    elif kept["container"] == "pyxis":
+        kept["container_image"] = kept["container_image"] or PYXIS_IMAGE
+    elif kept["container_image"] == PYXIS_IMAGE:
+        kept["container_image"] = ""
+    if kept["container"] != "apptainer" or kept["container_image"]:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
         del kept["cpu_sbatch_options"]
@@ -151,6 +163,7 @@ def complete(answers: Mapping[str, Any]) -> Answers:
         "launcher": "srun",
         "license": "MIT",
         "container": "none",
+        "container_image": "",
         "environment": "venv",
         "trackers": ["tensorboard"],
         "monitoring_servers": [],
@@ -253,8 +266,10 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {f"{package}/tools/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
     if a["environment"] == "conda":
         files |= {"environment.yml"}
-    if a["container"] == "apptainer":
-        files |= {"container/apptainer.def", "container/release.def", "slurm/build_image.sbatch"}
+    if a["container"] != "none":
+        files |= {"container/install.sh", "slurm/build_image.sbatch"}
+    if a["container"] == "apptainer" and not a["container_image"]:
+        files |= {"container/apptainer.def", "container/release.def"}
     if a["license"] != "none":
         files |= {"LICENSE"}
     if a["ci"] == "github":

@@ -439,6 +439,9 @@ def test_the_image_is_started(place: Place) -> None:
     (place.project / "container").mkdir()
     (place.project / "container" / "image.sif").touch()
     code, found = place.doctor(*QUIET)
+    assert code == 1 and "container/env of slurm/train_cpu" in lines(found, "interpreter")[0]
+    (place.project / "container" / "apptainer.def").touch()
+    code, found = place.doctor(*QUIET)
     assert code == 0 and lines(found, "apptainer")[0].startswith("warning ")
     place.commands({"apptainer": "echo Python 3.12.1"})
     (place.project / "slurm" / "site.sh").write_text(f"PATH=$PATH:{place.bin}")
@@ -448,6 +451,21 @@ def test_the_image_is_started(place: Place) -> None:
     place.commands({"apptainer": "exit 255"})
     code, found = place.doctor(*QUIET)
     assert code == 1 and "run 'make image' again" in lines(found, "interpreter")[0]
+
+
+def test_pyxis_is_asked_for(place: Place) -> None:
+    place.commands(SLURM)
+    for script in (place.project / "slurm").glob("train_*"):
+        place.edit(f"slurm/{script.name}", "use_python .*", "use_image nvcr.io#nvidia/pytorch")
+        place.edit(f"slurm/{script.name}", r'"\$\{python\[@\]\}"', '"${in_image[@]}" python')
+    (place.project / "container/env").mkdir(parents=True)
+    place.commands({"srun": "echo --help"})
+    code, found = place.doctor(*QUIET)
+    assert code == 0 and "srun has no --container-image here" in lines(found, "pyxis")[0]
+    place.commands({"srun": "echo --container-image=IMAGE"})
+    code, found = place.doctor(*QUIET)
+    assert (code, troubles(found)) == (0, [])
+    assert "nvcr.io#nvidia/pytorch of slurm/train_cpu" in lines(found, "interpreter")[0]
 
 
 # Trackers

@@ -19,7 +19,7 @@ import yaml
 from classes import JOBS, MAKEFILES, PROJECTS, SETUPS, Class, Classes, unnamed
 from packaging.requirements import Requirement
 from renderer import render_project, shrink, tomllib
-from variants import TOOLS, Answers
+from variants import PYXIS_IMAGE, SIF, TOOLS, Answers
 
 from .test_setup import CONDA, made, refused, shell
 
@@ -163,6 +163,11 @@ def test_the_tests_above_run_every_class(classes: Classes, tmp_path: Path) -> No
             render_project(project, **answers_of(environment, tools))
             known |= set(recipes(project, (project / "Makefile").read_text(), "demo").items())
             setups.add(unnamed((project / "scripts/setup.sh").read_text(), "demo"))
+    # These are run by jobs, in tests/slurm/test_every_script.py.
+    for container, image in (("pyxis", PYXIS_IMAGE), ("pyxis", SIF), ("apptainer", SIF)):
+        project = tmp_path / f"{container}-{Path(image).name}"
+        render_project(project, setup="full", container=container, container_image=image)
+        known |= set(recipes(project, (project / "Makefile").read_text(), "demo").items())
     assert setups == set(classes.kinds[SETUPS])
     for makefile in classes.of(MAKEFILES):
         found = recipes(tmp_path, makefile.text, makefile.variant.package)

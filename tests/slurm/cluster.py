@@ -24,6 +24,8 @@ from types import TracebackType
 
 import psutil
 
+from . import pyxis
+
 PATIENCE = 300  # seconds; what takes longer hangs
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
 COVERAGE = ("BASH_ENV", "COVERAGE_FOLDER", "COVERAGE_PROCESS_START")
@@ -286,6 +288,7 @@ class Cluster:
             "gres.conf": f"Name=gpu Type=a100 File={devices}\n" if self.gpus else "",
             "slurm.conf": self._slurm_conf(addresses),
             "job_submit.lua": self.job_submit,
+            "plugstack.conf": "" if pyxis.missing() else pyxis.build(self.folder),
         }
         for name, text in files.items():
             (self.folder / name).write_text(text)

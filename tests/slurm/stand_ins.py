@@ -29,9 +29,13 @@ if [[ $1 == build ]]; then
     echo "started on $(hostname) of 1: $*"
     exec touch "${@: -2:1}"
 fi
-while [[ $1 != python ]]; do shift; done
-exec .venv/bin/"$@"
+while [[ $1 != *python && $1 != sh ]]; do shift; done
+case $1 in
+    python) exec .venv/bin/"$@" ;;
+    *) exec "$@" ;;
+esac
 """
+INSTALL = 'echo "started on $(hostname) of 1: $0 $*"\n'
 # A file that users have: it says where the site's Apptainer is.
 SITE_SH = "PATH=$PWD/stand-ins:$PATH\n"
 
@@ -75,6 +79,8 @@ class Submitted:
         several = "multi_node" in a["launch_modes"] and name in ("check_comm", "doctor")
         nodes = a["nodes"] if name == "train_multi_node" else 2 if several else 1
         package = a["package_name"]
+        if name == "build_image" and a["container_image"]:
+            return Expected(1, ("container/install.sh", "container/env"))
         if name == "build_image":
             return Expected(1, ("build", "container/apptainer.def"))
         if "monitoring" in self.path:
@@ -106,9 +112,12 @@ def set_up(root: Path, files: Mapping[str, str]) -> None:
         for path, text in files.items()
         if path.startswith(("slurm/", "configs/", "container/")) or path == "Makefile"
     }
-    kept |= {f"{name}/bin/python": PYTHON for name in (".venv", ".conda")}
-    kept |= {"slurm/site.sh": SITE_SH, "stand-ins/apptainer": APPTAINER}
-    kept |= {"container/image.sif": "", "logs/.gitkeep": ""}
+    kept |= {f"{name}/bin/python": PYTHON for name in (".venv", ".conda", "container/env")}
+    # The image of others that the sample answers name is not there.
+    finished = "container/install.sh" in files and "container/apptainer.def" not in files
+    site_sh = SITE_SH + "export IMAGE=container/image.sif\n" * finished
+    kept |= {"slurm/site.sh": site_sh, "stand-ins/apptainer": APPTAINER}
+    kept |= {"container/install.sh": INSTALL, "container/image.sif": "", "logs/.gitkeep": ""}
     for path, text in kept.items():
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,8 @@ def collect(world: World) -> dict[str, Any]:
             for key, value in sorted(os.environ.items())
             if key.startswith(("SLURM_JOB", "SLURM_ARRAY", "SLURM_RESTART", "SLURM_CLUSTER"))
         },
-        "container": os.environ.get("APPTAINER_CONTAINER"),
+        # Apptainer says it itself; for pyxis, the batch script does.
+        "container": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("PROJECT_IMAGE"),
     }
 
 

@@ -21,6 +21,8 @@ from .findings import Finding
 PROLOGUE = re.compile(
     r'^cd "\$\{SLURM_SUBMIT_DIR.*?(?=^set -euo pipefail$)', re.MULTILINE | re.DOTALL
 )
+# Where the project builds its image. Else others have made it, and there is ENV for what it lacks.
+DEFINITION, ENV = Path("container/apptainer.def"), Path("container/env")
 FIRST_CODE = 100  # of the exit codes that tell which line failed
 TIMEOUT = 120  # seconds for modules and an image; file systems can be slow
 
@@ -34,6 +36,7 @@ class Script:
         prologue: its lines that fetch the site's facts and the modules; may be empty.
         modules: those that it loads, in their order.
         python: the interpreter that it runs; image: the container image. One of them is None.
+        pyxis: whether it is srun that starts the image.
     """
 
     path: Path
@@ -42,6 +45,7 @@ class Script:
     modules: tuple[str, ...]
     python: str | None
     image: str | None
+    pyxis: bool = False
 
     @property
     def gpus(self) -> tuple[str, int] | None:
@@ -106,6 +110,7 @@ def _read(path: Path) -> Script:
         tuple(re.findall(r"^(?:load_module|module load) +(\S+)", text, re.MULTILINE)),
         _used("python", text),
         _used("image", text),
+        '"${in_image[@]}"' in text,
     )
 
 
@@ -130,18 +135,27 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
     """Run what a script runs before it trains, line by line."""
     started = job.image or job.python or "python"
     cure = "make image" if job.image else "make setup"
-    if job.image and not Path(started).exists():
-        message = f"{started} of {names} does not exist: run '{cure}' first"
-        yield Finding("error", "interpreter", message)
-        return
+    needed = []
+    if job.image:
+        needed = [Path(started)] * (not job.pyxis) + [ENV] * (not DEFINITION.exists())
+    for path in needed:
+        if not path.exists():
+            message = f"{path} of {names} does not exist: run '{cure}' first"
+            yield Finding("error", "interpreter", message)
+            return
     # What is looked at, the line, and what it means if that fails.
     lines = []
-    if job.image:
+    if job.pyxis:
+        missing = "srun has no --container-image here: compute nodes may have it, else pyxis lacks"
+        lines.append(("pyxis", "srun --help | grep -q -e --container-image", missing))
+        run = "echo by srun"
+    elif job.image:
         missing = f"there is neither apptainer nor singularity on {socket.gethostname()}: compute "
         missing += "nodes may have it, or its module belongs in slurm/site.sh"
+        python = "python" if DEFINITION.exists() else ENV / "bin/python"
         runtime = "runtime=$(command -v apptainer || command -v singularity)"
         lines.append(("apptainer", runtime, missing))
-        run = f'"$runtime" exec --bind "$PWD" {job.image} python --version'
+        run = f'"$runtime" exec --bind "$PWD" {job.image} {python} --version'
     else:
         absent = f"{started} of {names}, or PROJECT_PYTHON of slurm/site.sh, does not exist: "
         absent += f"run '{cure}' first, or change the latter"
@@ -170,13 +184,13 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
     if done.returncode:
         name, _, message = lines[done.returncode - FIRST_CODE]
         # Login nodes often lack what compute nodes have.
-        elsewhere = name == "apptainer" and "SLURM_JOB_ID" not in os.environ
+        elsewhere = name in ("apptainer", "pyxis") and "SLURM_JOB_ID" not in os.environ
         yield Finding("warning" if elsewhere else "error", name, message)
         return
     if job.modules:
         yield Finding("ok", "modules", f"{', '.join(job.modules)} of {names}")
-    *_, used, _, version = ["", *done.stdout.split()]
-    yield Finding("ok", "interpreter", f"{started} of {names}: {version}")
+    *_, used, answer = ["", *done.stdout.splitlines()]
+    yield Finding("ok", "interpreter", f"{started} of {names}: {answer.removeprefix('Python ')}")
     if job.image:
         yield Finding("ok", "image", "its packages are checked when doctor runs in it, in a job")
     elif Path(used).parents[1].resolve() != Path(sys.prefix).resolve():

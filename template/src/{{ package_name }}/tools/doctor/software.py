@@ -138,5 +138,5 @@ def _gpus(torch: ModuleType) -> Iterator[Finding]:
 
 
 def in_image() -> bool:
-    """Whether this process runs in a container of Apptainer's."""
-    return "APPTAINER_CONTAINER" in os.environ
+    """Whether this process runs in a container image."""
+    return "APPTAINER_CONTAINER" in os.environ or "PROJECT_IMAGE" in os.environ

@@ -1,0 +1,38 @@
+#!/bin/sh
+# install.sh FOLDER [CODE]: makes an environment of what this project depends on and the image that
+# this runs in lacks; it sees the folder CODE, too. `make image` runs this. TORCH is the PyTorch to
+# install where the image brings none, TORCH_INDEX the index that has it, PYTHON the image's Python.
+set -eu
+env=$1 base=${PYTHON:-python3}
+unset PYTHONPATH
+export PYTHONNOUSERSITE=1
+
+# The environment sees the packages of the image, so that a PyTorch that came with it is kept; its
+# pip too, since some images lack what is needed to install another.
+"$base" -m pip --version || { echo "error: the image has no pip for $base: choose one that has" >&2; exit 1; }
+[ -e "$env/bin/python" ] || "$base" -m venv --system-site-packages --without-pip "$env"
+wanted=$(mktemp -d)
+"$env/bin/python" - "$wanted" <<'END'
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+
+folder = Path(sys.argv[1])
+constraints = Path("constraints.txt").read_text().splitlines()
+if find_spec("torch"):
+    constraints = [line for line in constraints if not re.match(r"torch\s*[=<>~!]", line)]
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+(folder / "constraints.txt").write_text("\n".join(constraints))
+(folder / "requirements.txt").write_text("\n".join(project["dependencies"]))
+END
+install="$env/bin/python -m pip install --no-cache-dir --constraint $wanted/constraints.txt"
+$install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch>=2.6}"
+$install --requirement "$wanted/requirements.txt"
+rm -r "$wanted"
+[ -z "${2:-}" ] || echo "$2" >"$(echo "$env"/lib/python3*/site-packages)/project.pth"

@@ -1,0 +1,24 @@
+"""A stand-in for pyxis, which is compiled for the Slurm of this machine."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_suffix(".c")
+HEADER = Path("/usr/include/slurm/spank.h")
+
+
+def missing() -> str | None:
+    """Return why the plugin can't be compiled here, None if it can."""
+    if not shutil.which("gcc") or not HEADER.exists():
+        return f"gcc or {HEADER} is missing: run scripts/install-slurm.sh"
+    return None
+
+
+def build(folder: Path) -> str:
+    """Compile the plugin into a folder; return the line of plugstack.conf that loads it."""
+    plugin = folder / "pyxis.so"
+    options = ("-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC")
+    subprocess.run(["gcc", *options, "-o", plugin, SOURCE], check=True)
+    plugin.chmod(0o755)
+    return f"required {plugin}\n"
