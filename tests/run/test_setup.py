@@ -17,7 +17,7 @@ from pathlib import Path
 
 import copier
 import pytest
-from renderer import TEMPLATE, render_project
+from renderer import TEMPLATE, render_project, shrink
 
 from .conftest import PATIENCE, clean_environment
 
@@ -295,6 +295,22 @@ def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
     assert commands() == [create, f"{install}--file {lock.name}"]
     made(project, "setup", "TORCH=pytorch-gpu=2.10", f"CONDA={conda}")
     assert commands() == [environment, f"{install}{channel} pytorch-gpu=2.10"]
+
+
+def test_a_pytorch_of_the_site_is_taken(tmp_path: Path) -> None:
+    """Its module names it in PYTHONPATH; what it lacks is installed beside it."""
+    project = shrink(render_project(tmp_path / "demo", setup="full", trackers=[]))
+    site = {"PYTHONPATH": sysconfig.get_path("purelib"), "PIP_NO_BUILD_ISOLATION": "0"}
+    made(project, "setup", "SITE_PACKAGES=1", PYTHON3=sys.executable, **site)
+    made(project, "train", "ARGS=--dataset=synthetic --trackers=none --max-steps=2")
+    (packages,) = project.glob(".venv/lib/python3*/site-packages")
+    installed = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
+    # A new environment of Python 3.11 has a setuptools of its own, which torch finds too old.
+    assert {"demo"} <= installed <= {"demo", "pip", "setuptools"}
+    made(project, "setup", "SITE_PACKAGES=1", **site)  # completes it
+    settings = project / ".venv/pyvenv.cfg"
+    settings.write_text(settings.read_text().replace("= true", "= false"))
+    assert "was made without SITE_PACKAGES" in refused(project, "setup", "SITE_PACKAGES=1")
 
 
 def test_setup_says_why_it_cannot(tmp_path: Path) -> None:
