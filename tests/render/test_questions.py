@@ -18,9 +18,9 @@ from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer
 SURFACE = """
     setup
     project_name package_name description author_name author_email license
-    launch_modes launcher nodes gpus_per_node gpu_type gpu_request task_options cpus_per_task memory
-    memory_scope time_limit partition cpu_partition account qos constraint reservation exclusive
-    mail_user mail_type requeue signal_lead_seconds
+    launch_modes launcher nodes gpus_per_node accelerator gpu_type gpu_request task_options
+    cpus_per_task memory memory_scope time_limit partition cpu_partition account qos constraint
+    reservation exclusive mail_user mail_type requeue signal_lead_seconds
     sbatch_options cpu_sbatch_options srun_options
     environment modules module_purge container container_image container_base_image
     trackers shared_root monitoring_servers sweep
@@ -33,7 +33,7 @@ COMPUTED = ["run_root"]
 POINTLESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"launch_modes": ["cpu"]},
-        {"nodes": 9, "gpus_per_node": 8, "gpu_type": "a100", "gpu_request": "gpus_per_node"},
+        {"nodes": 9, "gpus_per_node": 8, "accelerator": "amd", "gpu_request": "gpus_per_node"},
     ),
     ({"launch_modes": ["cpu"]}, {"cpu_partition": "cpu", "cpu_sbatch_options": "--qos=cpu"}),
     ({"launch_modes": ["single_node"]}, {"nodes": 9, "cpu_partition": "cpu"}),
@@ -112,8 +112,8 @@ def test_full_asks_all_that_matters(template: Path, tmp_path: Path) -> None:
     assert names == NAMES
     few = asked(template, tmp_path / "few", setup="full", launch_modes=["cpu"], trackers=[])
     missing = (
-        "cpu_partition cpu_sbatch_options nodes gpus_per_node gpu_type gpu_request memory_scope "
-        "mail_type module_purge"
+        "cpu_partition cpu_sbatch_options nodes gpus_per_node accelerator gpu_type "
+        "gpu_request memory_scope mail_type module_purge"
     )
     assert set(NAMES) - set(few) == {
         *missing.split(),

@@ -226,7 +226,7 @@ def zeros(size, device):
 """
     (place.project / "stubs" / "torch.py").write_text(f"import os{stub}")
     _, found = place.doctor("--trackers=none", SLURM_GPUS_ON_NODE="2")
-    assert lines(found, "torch") == ["ok       torch        9.9.9+cu129, built for 12.9"]
+    assert lines(found, "torch") == ["ok       torch        9.9.9+cu129, built for cuda 12.9"]
     assert lines(found, "GPUs") == ["ok       GPUs         2 × Model 1"]
     code, found = place.doctor("--trackers=none", BROKEN="cuda:1")
     assert code == 1 and not lines(found, "GPUs")
@@ -254,7 +254,7 @@ def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Plac
     )
     _, found = place.doctor("--trackers=none")
     assert re.search(
-        r"9\.9\.9, built without CUDA.*multi_node.*single_node", lines(found, "torch")[0]
+        r"9\.9\.9, built without GPUs.*multi_node.*single_node", lines(found, "torch")[0]
     )
 
 
@@ -463,6 +463,7 @@ def test_pyxis_is_asked_for(place: Place) -> None:
     code, found = place.doctor(*QUIET)
     assert code == 0 and "srun has no --container-image here" in lines(found, "pyxis")[0]
     place.commands({"srun": "echo --container-image=IMAGE"})
+    (place.project / "slurm" / "site.sh").write_text(f"PATH={place.bin}:$PATH")
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
     assert "nvcr.io#nvidia/pytorch of slurm/train_cpu" in lines(found, "interpreter")[0]

@@ -49,7 +49,7 @@ def test_the_projects_own_file_is_the_default(
         ("epochs: many", "epochs is 'many': it should be a valid integer"),
         ("epochs: 1.5", "epochs is 1.5: it should be a valid integer"),
         ("epochs: 0", "epochs is 0: it should be greater than or equal to 1"),
-        ("device: gpu", "device is 'gpu': it should be 'auto', 'cpu', 'cuda' or 'mps'"),
+        ("device: gpu", "device is 'gpu': it should be 'auto', 'cpu', 'cuda', 'mps' or 'xpu'"),
         ("compile: 7", "compile is 7: it should be a valid boolean"),
         ("tags: 3", "tags is 3: it should be a list, such as [a, b]"),
         ("lr: .nan", "lr is nan"),

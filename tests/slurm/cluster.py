@@ -283,7 +283,9 @@ class Cluster:
         devices = f"{self.folder}/gpu[0-{self.gpus - 1}]"
         files = {
             # With names on a fast network of their own, as some sites have them.
-            "hosts": "".join(f"{address} {name} {name}-ib\n" for name, address in hosts.items()),
+            "hosts": "".join(
+                f"{address} {name} {name}-ib {name}i\n" for name, address in hosts.items()
+            ),
             "cgroup.conf": cgroup_conf(),
             "gres.conf": f"Name=gpu Type=a100 File={devices}\n" if self.gpus else "",
             "slurm.conf": self._slurm_conf(addresses),

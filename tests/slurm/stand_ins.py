@@ -90,7 +90,8 @@ class Submitted:
         ranks = a["gpus_per_node"] if gpu else 2
         words = ["-m", package, "check-comm"] if name == "check_comm" else ["-m", package, "train"]
         if name != "check_comm":
-            words += ["--device", "cuda" if gpu else "cpu", "--world-size", str(ranks * nodes)]
+            device = "xpu" if a["accelerator"] == "intel" else "cuda"
+            words += ["--device", device if gpu else "cpu", "--world-size", str(ranks * nodes)]
         if a["launcher"] == "srun":
             return Expected(ranks * nodes, words)
         launch = (f"{package}.torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}")

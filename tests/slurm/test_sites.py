@@ -19,6 +19,9 @@ PRESETS = sorted(path.stem for path in TEMPLATE.glob("sites/*.yml"))
 # The GPUs of a node, as Slurm knows them: those of Vista it does not.
 GPUS = {"alps": 4, "archer2": 4, "delta": 4, "frontier": 8, "lumi": 8}
 GPUS |= {"perlmutter": 4, "snellius": 4, "tacc-vista": 0}
+GPUS |= {"berzelius": 8, "coreweave": 8, "hyperpod": 0, "isambard-ai": 4, "setonix": 8}
+GPUS |= {"smu-superpod": 8, "alliance": 4, "jean-zay": 4, "juwels-booster": 4, "leonardo": 4}
+GPUS |= {"mila": 4}
 # What each filter says of a project with the default answers, and an account; nothing where the
 # site's documentation says of nothing in it that it is refused.
 REFUSED = {

@@ -107,10 +107,10 @@ class Settings:
     clip_norm: Rate | None = 2.0
     """largest norm of the gradient; null in YAML, None as a flag: any"""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto: cuda if there, then mps if alone, then cpu"""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """auto: nccl on cuda, else gloo"""
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
+    """auto: cuda (AMD's too) or xpu (Intel's) if there, then mps if alone, then cpu"""
+    backend: Literal["auto", "gloo", "nccl", "xccl"] = "auto"
+    """auto: nccl on cuda, xccl on xpu, else gloo"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
     find_unused_parameters: bool = False

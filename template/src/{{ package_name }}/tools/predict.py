@@ -47,7 +47,7 @@ class Flags:
     """folder of the dataset's files; else that of the run"""
     batch_size: int | None = None
     """samples a rank takes at once; else the run's test_batch_size"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
     """as for train"""
 
 

@@ -22,7 +22,8 @@ def seed_generators(seed: int) -> None:
     would have drawn. (`torch.manual_seed` does the same for every kind of device, slower.)
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(seed)
+    for gpus in (torch.cuda, torch.xpu):
+        if gpus.is_initialized():
+            gpus.manual_seed(seed)
     numpy.random.seed(seed % 2**32)
     random.seed(seed)

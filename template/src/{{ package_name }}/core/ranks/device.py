@@ -9,6 +9,10 @@ import torch
 from ..errors import UsageError
 from .environment import Ranks
 
+# Kinds of GPU, each with the backend of its ranks; AMD's are cuda to torch, and their RCCL is nccl.
+BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     """Return this rank's device, and make it current where it is a GPU.
@@ -18,25 +22,28 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     """
     if wanted == "auto":
         mps = torch.backends.mps.is_available() and ranks.size == 1
-        wanted = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+        there = (kind for kind in BACKENDS if torch.get_device_module(kind).is_available())
+        wanted = next(there, "mps" if mps else "cpu")
     if wanted == "mps":
         if not torch.backends.mps.is_available():
             raise UsageError("device is mps, but this machine has none: use --device cpu or auto")
         if ranks.size > 1:
             raise UsageError("device mps works for one process: use --device cpu for several ranks")
-    if wanted != "cuda":
+    if wanted not in BACKENDS:
         return torch.device(wanted)
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.get_device_module(wanted)
+    visible = gpus.device_count() if gpus.is_available() else 0
     here = f"rank {ranks.rank} on {socket.gethostname()}"
     if not visible:
-        shown = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}"
+        variable = VISIBLE_DEVICES[wanted]
+        shown = f"{variable}={os.environ.get(variable, 'unset')}"
         both = ""
         if torch.version.hip and "ROCR_VISIBLE_DEVICES" in os.environ:
             shown += f", ROCR_VISIBLE_DEVICES={os.environ['ROCR_VISIBLE_DEVICES']}"
             both = "unset one of the two, as each chooses among what the other leaves, "
         raise UsageError(
-            f"device is cuda, but {here} sees no GPU ({shown}, torch {torch.__version__}): {both}"
-            "ask Slurm for GPUs, install a build of torch for them, or use --device cpu"
+            f"device is {wanted}, but {here} sees no GPU ({shown}, torch {torch.__version__}): "
+            f"{both}ask Slurm for GPUs, install a build of torch for them, or use --device cpu"
         )
     if ranks.local_rank >= visible and ranks.launcher != "srun":
         raise UsageError(
@@ -46,8 +53,8 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
         )
     # srun may show each task its own GPU alone, or the closest ones (`--gpu-bind=closest`). Whether
     # two ranks have come to share one is looked at when they meet.
-    device = torch.device("cuda", ranks.local_rank % visible)
-    torch.cuda.set_device(device)
+    device = torch.device(wanted, ranks.local_rank % visible)
+    gpus.set_device(device)
     return device
 
 
@@ -57,19 +64,30 @@ def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> 
     Raises:
         UsageError: the device, or FSDP on it, needs the other one.
     """
-    if wanted == "nccl" and device.type != "cuda":
-        raise UsageError(f"backend nccl needs GPUs, but the device is {device}: use gloo or auto")
-    if wanted == "gloo" and device.type == "cuda" and strategy == "fsdp":
+    own = BACKENDS.get(device.type, "gloo")
+    if wanted not in ("auto", "gloo", own):
+        kind = {backend: kind for kind, backend in BACKENDS.items()}[wanted]
+        raise UsageError(
+            f"backend {wanted} needs GPUs ({kind}), but the device is {device}: use gloo or auto"
+        )
+    if wanted == "gloo" != own and strategy == "fsdp":
         # torch 2.11 dies of a segmentation fault.
-        raise UsageError("strategy fsdp on GPUs needs backend nccl: use auto, or --strategy ddp")
-    return wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
+        raise UsageError(f"strategy fsdp on GPUs needs backend {own}: use auto, or --strategy ddp")
+    return own if wanted == "auto" else wanted
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done what it was asked for; nothing else need be waited for."""
+    if device.type in BACKENDS:
+        torch.get_device_module(device.type).synchronize(device)
 
 
 def gpu_id(device: torch.device) -> str | None:
     """Return what a GPU is known by on all of its machine, None for another device."""
-    if device.type != "cuda":
+    if device.type not in BACKENDS:
         return None
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    facts = torch.get_device_module(device.type).get_device_properties(device)
+    uuid = str(getattr(facts, "uuid", ""))
     return f"GPU-{uuid}" if uuid.strip("0-") else None  # zeros where the driver knows none
 
 
@@ -87,8 +105,8 @@ def refuse_shared_gpus(gpus: Sequence[tuple[str, str | None]]) -> None:
         owner = owners.setdefault((host, gpu), rank)
         if gpu and owner != rank:
             raise UsageError(
-                f"ranks {owner} and {rank} on {host} have the same GPU ({gpu}), but NCCL needs "
-                "one for each: start as many ranks a node as it has GPUs"
+                f"ranks {owner} and {rank} on {host} have the same GPU ({gpu}), but each needs "
+                "one of its own: start as many ranks a node as it has GPUs"
             )
 
 

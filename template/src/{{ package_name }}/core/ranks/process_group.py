@@ -32,7 +32,7 @@ def joined(settings: Settings) -> Iterator[World]:
 
     Raises:
         UsageError: the world has another size than asked for, or the device, the backend or the
-            port can't be had, or NCCL is to serve two ranks with one GPU.
+            port can't be had, or two ranks have the same GPU.
     """
     ranks = Ranks.from_environment(os.environ)
     if settings.world_size not in (None, ranks.size):
@@ -147,6 +147,6 @@ def _introduce(
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     gpus: list[Any] = [None] * ranks.size
     dist.all_gather_object(gpus, (socket.gethostname(), gpu_id(device)), group=control)
-    if backend == "nccl":
+    if backend != "gloo":
         refuse_shared_gpus(gpus)
     return tuple(host for host, _ in gpus), control

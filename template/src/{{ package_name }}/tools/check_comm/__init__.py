@@ -25,10 +25,10 @@ class Flags:
     the ranks are slower than asked for.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda if there, else cpu"""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """auto: nccl on cuda, else gloo"""
+    device: Literal["auto", "cpu", "cuda", "xpu"] = "auto"
+    """auto: cuda or xpu if there, else cpu"""
+    backend: Literal["auto", "gloo", "nccl", "xccl"] = "auto"
+    """auto: nccl on cuda, xccl on xpu, else gloo"""
     timeout: int = 60
     """seconds that an operation may take before it counts as hung"""
     max_bytes: int = 64 * 2**20

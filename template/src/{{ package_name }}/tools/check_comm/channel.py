@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from ...core.ranks.device import synchronize
 from ...core.ranks.world import World
 
 T = TypeVar("T")
@@ -38,8 +39,7 @@ class Channel:
 
         def work() -> T:
             value = function()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            synchronize(self.device)
             return value
 
         return within(self.timeout, work)
@@ -48,10 +48,10 @@ class Channel:
 def open_channel(world: World, backend: str, device: torch.device, timeout: int) -> Channel:
     """Connect the ranks over the backend that is to be checked."""
     # We keep the time ourselves. At its own limit NCCL would abort the process without a word.
-    own_limit = timedelta(days=1) if backend == "nccl" else timedelta(seconds=timeout)
+    own_limit = timedelta(seconds=timeout) if backend == "gloo" else timedelta(days=1)
     group = dist.new_group(backend=backend, timeout=own_limit)
     # Gloo moves host memory, and knows some operations only there.
-    at = device if backend == "nccl" else torch.device("cpu")
+    at = torch.device("cpu") if backend == "gloo" else device
     channel = Channel(world, group, at, timeout)
     # NCCL connects at its first collective only.
     channel.in_time(lambda: dist.all_reduce(torch.ones(1, device=at), group=group))

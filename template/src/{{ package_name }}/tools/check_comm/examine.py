@@ -10,7 +10,13 @@ import torch.distributed as dist
 from ...core.config import Settings
 from ...core.errors import UsageError
 from ...core.output.log import set_up_logging
-from ...core.ranks.device import choose_backend, choose_device, gpu_id, refuse_shared_gpus
+from ...core.ranks.device import (
+    BACKENDS,
+    choose_backend,
+    choose_device,
+    gpu_id,
+    refuse_shared_gpus,
+)
 from ...core.ranks.environment import Ranks
 from ...core.ranks.process_group import joined
 from ...core.ranks.world import World
@@ -38,7 +44,7 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
         doing = "introducing the ranks"
         try:
             places = world.gather(place(world, device))
-            if backend == "nccl":
+            if backend != "gloo":
                 refuse_shared_gpus([(each["host"], each["gpu"]) for each in places])
             doing = f"starting {backend}"
             channel = open_channel(world, backend, device, flags.timeout)
@@ -60,8 +66,9 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
 
 def place(world: World, device: torch.device) -> dict[str, Any]:
     """Return where this rank is."""
-    if device.type == "cuda":
-        facts = f"{torch.cuda.get_device_name(device)}, {gpu_id(device)}"
+    if device.type in BACKENDS:
+        name = torch.get_device_module(device.type).get_device_name(device)
+        facts = f"{name}, {gpu_id(device)}"
     else:
         bound = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
         cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...core.ranks.device import synchronize
 from .channel import Channel
 from .operations import OPERATIONS, elements, exchange
 
@@ -29,8 +30,7 @@ def rounds(call: Callable[[], object], size: int, channel: Channel) -> list[list
         began = time.perf_counter()
         for _ in range(calls):
             call()
-        if channel.device.type == "cuda":
-            torch.cuda.synchronize(channel.device)
+        synchronize(channel.device)
         return (time.perf_counter() - began) / calls
 
     seconds = []

@@ -102,8 +102,9 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
     except Exception as error:
         yield Finding("error", "torch", f"can't be imported: {describe(error)}: run 'make setup'")
         return
-    built = torch.version.cuda or torch.version.hip
-    name = f"{torch.__version__}, built {'for ' + built if built else 'without CUDA'}"
+    kinds = {kind: getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")}
+    built = " ".join(f"{kind} {version}" for kind, version in kinds.items() if version)
+    name = f"{torch.__version__}, built {'for ' + built if built else 'without GPUs'}"
     if settings and settings.device == "cpu":
         yield Finding("ok", "torch", name)
         return
@@ -112,7 +113,7 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
         yield Finding(
             "error",
             "torch",
-            f"{name}, but there are GPUs in {', '.join(asking)}: install a build with CUDA, as "
+            f"{name}, but there are GPUs in {', '.join(asking)}: install a build for them, as "
             "README.md says under 'Set up', or check with --device cpu",
         )
     else:
@@ -121,17 +122,19 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
 
 
 def _gpus(torch: ModuleType) -> Iterator[Finding]:
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = "xpu" if getattr(torch.version, "xpu", None) else "cuda"
+    gpus = getattr(torch, kind)
+    seen = gpus.device_count() if gpus.is_available() else 0
     given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     for index in range(seen):
-        torch.zeros(1, device=f"cuda:{index}")  # one that is broken or taken raises here
-    names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
+        torch.zeros(1, device=f"{kind}:{index}")  # one that is broken or taken raises here
+    names = sorted({gpus.get_device_name(index) for index in range(seen)})
     if given > seen:
         yield Finding(
             "error",
             "GPUs",
             f"Slurm gave {given} GPU(s), but torch sees {seen}: is this a build for them, does "
-            "nvidia-smi see them, and does a container run with --nv?",
+            "nvidia-smi (AMD: rocm-smi) see them, and does a container run with --nv (--rocm)?",
         )
     elif seen:
         yield Finding("ok", "GPUs", f"{seen} × {', '.join(names)}")
