@@ -37,6 +37,13 @@ SHARED = re.compile(r"nfs|lustre|gpfs|beegfs|ceph|weka|panfs|orangefs|pvfs|glust
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,:+@/=%-]*\Z"
 PATTERNS = dict.fromkeys(["partition", "cpu_partition", "account", "qos"], NAME)
 PATTERNS["gpu_type"] = r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
+# Options that plugins of Slurm's add to srun, and the answers that use them.
+PLUGINS = {
+    "--container-image": "container: pyxis, and container_image",
+    "--uenv": "sbatch_options or srun_options: --uenv=NAME",
+    "--auto-resume": "srun_options: --auto-resume=1",
+}
+MAKERS = {"amd": r"mi\d{2,3}[a-z]?\Z", "intel": r"pvc|max[-_]?1\d{3}"}  # by the type of a GPU
 PATH = re.compile(r"(?:/[A-Za-z0-9_.@+=-]+)+\Z")
 
 Facts = Dict[str, str]  # the KEY=VALUE words of scontrol's
@@ -366,6 +373,9 @@ def gpu_answers(partition: Partition, gpus: Gpus) -> List[Answer]:
     ]
     facts += ["their features, for a constraint: " + " or ".join(sorted(features))] * bool(features)
     answers = [Answer("gpus_per_node", min(gpus.number, 16), facts)]
+    for maker, pattern in MAKERS.items():
+        if re.match(pattern, gpus.kind.lower()):
+            answers.append(Answer("accelerator", maker, []))
     if len(kinds) > 1:
         said = ", ".join(f"{kind or 'no name'} on {count}" for kind, count in kinds.most_common())
         said = f"types on nodes: {said}; a job of several nodes wants one"
@@ -471,6 +481,54 @@ def account_answers(
     return [Answer("account", account, facts), Answer("qos", qos, [said])]
 
 
+def verdicts(answers: List[Answer]) -> List[str]:
+    """Return what Slurm and the site's filters say of such jobs; none is submitted."""
+    chosen = {question: value for question, value, _ in answers if value}
+    lines = []
+    for mode in chosen.get("launch_modes", []):
+        gpu = mode != "cpu"
+        alone = chosen["launch_modes"] == ["cpu"]
+        ranks = chosen["gpus_per_node"] if gpu else 2
+        per = "-per-cpu" if chosen.get("memory_scope") == "cpu" else ""
+        wanted = {
+            "partition": chosen.get("partition" if gpu or alone else "cpu_partition"),
+            "account": chosen.get("account"),
+            "qos": chosen.get("qos"),
+            "time": chosen["time_limit"],
+            "nodes": chosen.get("nodes", 2) if mode == "multi_node" else 1,
+            "ntasks-per-node": ranks,
+            "cpus-per-task": chosen["cpus_per_task"],
+            "gres": ":".join(["gpu", *filter(None, [chosen.get("gpu_type")]), str(ranks)])
+            if gpu
+            else None,
+            "mem" + per: chosen.get("memory") if chosen.get("memory_scope") != "gpu" else None,
+        }
+        options = [f"--{name}={value}" for name, value in wanted.items() if value]
+        script = 'sbatch --test-only "$@" --wrap=true 2>&1 || true'
+        said = ask("sh", "-c", script, "sh", *options) or ""
+        found = re.search(r"^sbatch: (?:(error): )?(.*)$", said, re.MULTILINE)
+        if found:
+            verdict = "refuses" if found.group(1) else "takes"
+            lines.append(f"sbatch --test-only {verdict} {mode}: {found.group(2)}")
+    return lines
+
+
+def rules(config: Facts) -> List[str]:
+    """Return lines about what the site added to Slurm."""
+    names = [name for name in ("CliFilterPlugins", "JobSubmitPlugins") if config.get(name)]
+    lines = [
+        f"{name} = {config[name]}: it may refuse or change jobs by rules of this site"
+        for name in names
+        if config[name] not in ("(null)", "none")
+    ]
+    known = ask("srun", "--help") or ""
+    return lines + [
+        f"srun has {option}, of a plugin; the answers that use it: {answer}"
+        for option, answer in PLUGINS.items()
+        if option in known
+    ]
+
+
 def requeue_answer(partition: Partition, config: Facts) -> Answer:
     """Return the answer about jobs that are stopped and come back."""
     if not config:
@@ -525,6 +583,10 @@ def environment() -> List[Answer]:
         ("Python", "(cray-)?python3?"),
         ("conda", "(ana|mini)conda[23]?|mini(forge|mamba)[23]?|micromamba"),
         ("CUDA (PyTorch brings its own; only for what you compile)", "cuda(toolkit)?"),
+        (
+            "PyTorch (with venv: make setup SITE_PACKAGES=1)",
+            "(py)?torch([-_]?(gpu|cuda|rocm|lmod))?",
+        ),
         ("containers", "apptainer|singularity(-?ce|pro)?"),
     ):
         like = [name for name in names if re.search(rf"(^|/)({pattern})(/|$)", name.lower())]
@@ -550,7 +612,8 @@ def containers() -> str:
     if not found:
         return "Containers: apptainer was not found on this node; a module may bring it."
     said = " ".join((ask(found, "--version") or found).split())
-    return f"Containers: {said} is here: `container: apptainer` is a choice."
+    built = "" if found == "apptainer" else ", with container_image, as apptainer alone builds one"
+    return f"Containers: {said} is here: `container: apptainer` is a choice{built}."
 
 
 def interfaces(node: Facts) -> List[str]:
@@ -636,7 +699,13 @@ def probe() -> str:
     if not partitions:
         sys.exit("error: Slurm shows no nodes: is its controller up? Try again, or ask your site")
     answers = hardware(partitions, config, services) + environment()
-    notes = [containers(), *interfaces(partitions[0].nodes[0].facts), *folders()]
+    notes = [
+        *verdicts(answers),
+        *rules(config),
+        containers(),
+        *interfaces(partitions[0].nodes[0].facts),
+        *folders(),
+    ]
     about = f"the cluster {cluster}, asked on {socket.gethostname()}, Slurm {release}"
     return text(about, answers, notes)
 

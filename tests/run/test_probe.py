@@ -60,7 +60,7 @@ def ask(tmp_path: Path) -> Ask:
     """
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("sinfo", "scontrol", "sacctmgr"):
+    for name in ("sinfo", "scontrol", "sacctmgr", "sbatch", "srun"):
         (tools / name).write_text(REPLAY)
         (tools / name).chmod(0o755)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from renderer import TEMPLATE
 
-from . import modules
+from . import modules, pyxis
 from .cluster import Cluster
 from .jobs import Project
 
@@ -69,9 +69,12 @@ def test_gpus_and_two_partitions(cluster: Cluster, tmp_path: Path) -> None:
         "# requeue is on\n# preemption is on, by partition_prio, mode REQUEUE\n",
         "# jobs in main may be stopped for jobs in urgent (mode REQUEUE, after 30 s)\n",
         "# sacctmgr does not answer: ask your site whether jobs need one\n# account: not found\n",
+        "# sbatch --test-only takes cpu: Job ",
+        "# sbatch --test-only takes multi_node: Job ",
         "bridge 10.77.0.1/24\n#   n1 is reached through bridge.",
     ):
         assert fact in text
+    assert ("srun has --container-image" in text) == (pyxis.missing() is None)
     scripts = accepted(copied(cluster, tmp_path))
     assert {"train_cpu.sbatch", "train_single_node.sbatch", "train_multi_node.sbatch"} <= scripts
 
@@ -90,6 +93,21 @@ def test_no_gpus(tmp_path: Path) -> None:
         assert "#   main*   00:20:00    2 node(s), 1 up  16 CPUs  31 GiB  no GPU\n" in text
         scripts = accepted(copied(cluster, tmp_path))
     assert "train_cpu.sbatch" in scripts
+
+
+def test_a_filter_of_the_site_has_its_say(tmp_path: Path) -> None:
+    filter = """
+function slurm_job_submit(job, partitions, user)
+    if job.account ~= nil then return slurm.SUCCESS end
+    slurm.log_user("an account must be given")
+    return slurm.ERROR
+end
+function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
+"""
+    with Cluster(nodes=1, job_submit=filter) as cluster:
+        text, _ = probed(cluster, tmp_path)
+    assert "# sbatch --test-only refuses single_node: an account must be given\n" in text
+    assert "# JobSubmitPlugins = lua: it may refuse" in text
 
 
 @pytest.mark.parametrize("system", ["environment-modules", "lmod"])
