@@ -14,7 +14,7 @@ from .cluster import missing, wait_for
 HOLDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from cluster import Cluster
+from slurm.cluster import Cluster
 with Cluster(nodes=2) as cluster:
     cluster.run("sbatch", "--nodes=2", "--output=/dev/null", "--wrap", "srun sleep 1000")
     print(cluster.folder, flush=True)
@@ -46,7 +46,7 @@ def test_nothing_is_left(killed: bool) -> None:
         pytest.skip(reason)
     before = machine()
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(Path(__file__).parent)],
+        [sys.executable, "-c", HOLDER, str(Path(__file__).parents[1])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
