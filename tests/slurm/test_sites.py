@@ -1,5 +1,6 @@
 """Each preset of sites/ is submitted where Slurm refuses what that site refuses."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from renderer import QUESTIONS, TEMPLATE, Renderer, copy_template
+from renderer import QUESTIONS, TEMPLATE, Renderer, copy_template, shrink
 
 from . import modules
 from .cluster import Cluster, missing, wait_for
+from .conftest import set_up as set_up_packages
 from .jobs import ENDED
 from .stand_ins import SITE_SH, Submitted, set_up, states
 
@@ -29,6 +31,7 @@ REFUSED = {
     "lumi": "an account and a partition must be given",
     "tacc-vista": "--gres is not supported",
 }
+TRAINING = ("--device=cpu", "--dataset=synthetic", "--max-steps=3")
 # The file of a site says what is refused, where its documentation says it.
 FILTER = """
 function slurm_job_submit(job, partitions, user)
@@ -83,6 +86,26 @@ def scripts(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any])
     return [Submitted(answers, root, path) for path in files if path.endswith(".sbatch")]
 
 
+def whole(answers: dict[str, Any]) -> bool:
+    """Whether a job must have a whole node, as it asks for no cores."""
+    return answers.get("task_options") == "srun"
+
+
+def training(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]) -> str:
+    """Write a project that can train, as two ranks where it can; return the script that does."""
+    two = {"gpus_per_node": 2, "exclusive": False} if not whole(answers) else {}
+    for path, text in render({**answers, **two, "trackers": []}).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    (root / "slurm/site.sh").write_text(site_sh)
+    (root / "slurm/task_epilog.sh").chmod(0o755)
+    set_up_packages(shrink(root))
+    if answers.get("container") == "pyxis":
+        (root / "container/env").symlink_to(root / ".venv")
+    modes = answers.get("launch_modes", ["cpu"])
+    return f"slurm/train_{modes[0]}.sbatch"
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None:
     if reason := missing() or modules.missing("environment-modules"):
@@ -96,13 +119,27 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
     site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
     jobs = scripts(render, tmp_path / "preset", site_sh, {**preset, **given})
     scripts(render, tmp_path / "plain", "", given)
+    project = tmp_path / "trained"
+    train = training(render, project, site_sh, {**preset, **given})
     with site(name, preset, tmp_path / "site") as cluster:
         for job in jobs:
             done = cluster.run("sbatch", "--parsable", job.path, cwd=job.root, check=False)
             assert done.returncode == 0, f"{job.path}: {done.stderr}"
             job.id = done.stdout.strip()
         wait_for(lambda: set(states(cluster).values()) <= ENDED, lambda: cluster.logs, 1)
+        # Two ranks do not take a whole node, and would get all of its GPUs.
+        names = {preset[key] for key in ("partition", "cpu_partition") if key in preset}
+        for queue in () if whole(preset) else names:
+            cluster.run("scontrol", "update", f"PartitionName={queue}", "OverSubscribe=NO")
+        done = cluster.run("sbatch", "--parsable", train, *TRAINING, cwd=project, check=False)
+        assert done.returncode == 0, done.stderr
+        trained = done.stdout.strip()
+        wait_for(lambda: set(states(cluster).values()) <= ENDED, lambda: cluster.logs, 1)
         ended = states(cluster)
+        (log,) = project.glob(f"logs/*-{trained}.out")
+        assert ended.pop(trained) == "COMPLETED", log.read_text()
+        (summary,) = project.glob("runs/*/*/summary.json")
+        assert json.loads(summary.read_text())["world_size"] in (2, GPUS[name])
         faults = [fault for job in jobs if (fault := job.fault(ended[job.id]))]
         assert not faults, "\n\n".join(faults)
         # From 26.05 on, a step can't give a task more GPUs than the job gives each.
