@@ -506,10 +506,11 @@ def verdicts(answers: List[Answer]) -> List[str]:
         options = [f"--{name}={value}" for name, value in wanted.items() if value]
         script = 'sbatch --test-only "$@" --wrap=true 2>&1 || true'
         said = ask("sh", "-c", script, "sh", *options) or ""
-        found = re.search(r"^sbatch: (?:(error): )?(.*)$", said, re.MULTILINE)
-        if found:
-            verdict = "refuses" if found.group(1) else "takes"
-            lines.append(f"sbatch --test-only {verdict} {mode}: {found.group(2)}")
+        for verdict, pattern in (("refuses", "error: (.*)"), ("takes", r"(Job \d+ to start.*)")):
+            found = re.search(f"^sbatch: {pattern}$", said, re.MULTILINE)
+            if found:
+                lines.append(f"sbatch --test-only {verdict} {mode}: {found.group(1)}")
+                break
     return lines
 
 

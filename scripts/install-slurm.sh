@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs, and a
-# compiler for a plugin of Slurm's. The tests start daemons of their own; those that the packages bring are not started.
+# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs, and
+# a compiler for a plugin of Slurm's. The tests start daemons of their own; those that the packages
+# bring are not started.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"

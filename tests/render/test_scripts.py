@@ -464,14 +464,26 @@ def test_the_ranks_have_the_environment_of_the_script(srun: Submission) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "job", "nv"),
-    [("train_single_node", ONE_NODE, True), ("train_cpu", {"SLURM_GPUS_ON_NODE": ""}, False)],
+    ("script", "job", "accelerator", "flag"),
+    [
+        ("train_single_node", ONE_NODE, "nvidia", {"--nv"}),
+        ("train_single_node", ONE_NODE, "amd", {"--rocm"}),
+        ("train_single_node", ONE_NODE, "intel", set()),
+        ("train_cpu", {"SLURM_GPUS_ON_NODE": ""}, "nvidia", set()),
+    ],
 )
 def test_the_image_runs_the_ranks(
-    render: Renderer, tmp_path: Path, script: str, job: dict[str, str], nv: bool
+    render: Renderer,
+    tmp_path: Path,
+    script: str,
+    job: dict[str, str],
+    accelerator: str,
+    flag: set[str],
 ) -> None:
     root, shared, named = tmp_path / "demo", tmp_path / "shared", tmp_path / "named"
-    project = submission(render, root, container="apptainer", shared_root=str(shared))
+    project = submission(
+        render, root, container="apptainer", accelerator=accelerator, shared_root=str(shared)
+    )
     named.mkdir()
     arguments = (f"--data-dir={named}", "--run-dir", str(root / "runs/a"), "--lr", "0.1", "--tags=")
     code, log = project.run(script, *arguments, **job)
@@ -480,7 +492,9 @@ def test_the_image_runs_the_ranks(
     assert f"code         {root}/src/demo\ncommit       abc123\n" in log
     words = project.noted("srun.args")
     assert "--mpi=none" in project.noted("srun.args")
-    assert ("--nv" in words) == nv
+    assert {"--nv", "--rocm"} & set(words) == flag
+    device = {"train_cpu": "cpu"}.get(script, "xpu" if accelerator == "intel" else "cuda")
+    assert words[words.index("--device") + 1] == device
     bound = [following for word, following in itertools.pairwise(words) if word == "--bind"]
     assert bound == [str(root), str(shared), str(named)] and shared.is_dir()
     image = words.index("container/image.sif")

@@ -102,6 +102,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
 @pytest.mark.parametrize(
     ("launcher", "visible", "devices"),
     [
@@ -119,22 +120,24 @@ def test_each_rank_takes_a_gpu_that_it_sees(
     launcher: str,
     visible: int,
     devices: list[int | None],
+    kind: str,
 ) -> None:
     import torch
     from demo.core.errors import UsageError
     from demo.core.ranks.device import choose_device, refuse_shared_gpus
     from demo.core.ranks.environment import Ranks
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    gpus = getattr(torch, kind)
+    monkeypatch.setattr(gpus, "is_available", lambda: True)
+    monkeypatch.setattr(gpus, "device_count", lambda: visible)
+    monkeypatch.setattr(gpus, "set_device", lambda device: None)
     for rank, index in enumerate(devices):
         ranks = Ranks(launcher, rank, 4, rank)
         if index is None:
             with pytest.raises(UsageError, match=f"local rank {rank}, but sees {visible} GPU"):
                 choose_device("auto", ranks)
         else:
-            assert choose_device("auto", ranks).index == index
+            assert choose_device("auto", ranks) == torch.device(kind, index)
     refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-a"), ("n2", None)])
     with pytest.raises(UsageError, match="ranks 0 and 2 on n1 have the same GPU"):
         refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
@@ -165,6 +168,12 @@ def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:
     assert choose_backend("gloo", torch.device("cpu"), "fsdp") == "gloo"
     with pytest.raises(UsageError, match="needs backend nccl"):
         choose_backend("gloo", gpu, "fsdp")
+    intel = torch.device("xpu", 0)
+    assert choose_backend("auto", intel) == "xccl"
+    with pytest.raises(
+        UsageError, match=r"backend nccl needs GPUs \(cuda\), but the device is xpu"
+    ):
+        choose_backend("nccl", intel)
 
 
 @pytest.mark.parametrize(

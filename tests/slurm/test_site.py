@@ -1,6 +1,7 @@
 """The facts of a site: slurm/site.sh, and a cluster without modules."""
 
 import re
+import shutil
 import subprocess
 
 from .conftest import MakeProject
@@ -72,6 +73,7 @@ def test_packages_may_be_unpacked_on_the_nodes(make_project: MakeProject) -> Non
     flags = ("--dataset=synthetic", "--max-steps=5")
     job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *flags).wait()
     assert job.state == "COMPLETED", job.log
+    shutil.rmtree(f"/tmp/ada-{job.id}")
     python = f"/tmp/ada-{job.id}/.venv/bin/python"
     assert f"interpreter  {python} (Python 3." in job.log
     assert "4 rank(s) by srun on" in job.log
