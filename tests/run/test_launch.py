@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import QUICK, Job, spawn, srun, tasks, torchrun
+from .conftest import QUICK, Job, fork_server, spawn, srun, tasks, torchrun
 
 
 def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
@@ -28,11 +28,15 @@ def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path
 
 
 def test_a_low_limit_of_open_files_is_raised(project: Path, tmp_path: Path) -> None:
-    job = srun(project, tmp_path / "run", 8, "--max-steps=1", "--batch-size=8")
-    for process in job.processes:
-        _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        # Eight ranks need about 50 each.
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (44, most))
+    # From their first moment on: a rank raises its limit once.
+    starter = fork_server().process.pid
+    limits = resource.prlimit(starter, resource.RLIMIT_NOFILE)
+    # Eight ranks need about 50 each.
+    resource.prlimit(starter, resource.RLIMIT_NOFILE, (44, limits[1]))
+    try:
+        job = srun(project, tmp_path / "run", 8, "--max-steps=1", "--batch-size=8")
+    finally:
+        resource.prlimit(starter, resource.RLIMIT_NOFILE, limits)
     assert job.wait().summary["world_size"] == 8
 
 
