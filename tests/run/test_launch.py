@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import QUICK, Job, fork_server, spawn, srun, tasks, torchrun
+from .conftest import QUICK, Job, edited, fork_server, spawn, srun, tasks, torchrun
 
 
 def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
@@ -77,6 +77,21 @@ def test_torchrun_does_not_claim_a_checkpoint_that_was_not_written(
     job.processes[0].terminate()
     assert job.wait().codes == [1], job.log
     assert "the checkpoint could not be written" in job.log
+
+
+def test_torchrun_on_a_node_whose_ranks_end_last_passes_on_their_exit_code(
+    project: Path, tmp_path: Path
+) -> None:
+    """The first node's torchrun has left by then, and with it what all of them meet at."""
+    late = "code = command(argv)\n        __import__('time').sleep(5 * int(os.environ['RANK']))\n"
+    copy = edited(
+        project, tmp_path, "__main__.py", "sys.exit(command(argv))", late + "        sys.exit(code)"
+    )
+    job = torchrun(copy, tmp_path / "run", 2, 1, "--max-steps=2000", "--log-every=1")
+    job.wait_for_step(5)
+    psutil.Process(job.processes[0].pid).children()[0].send_signal(signal.SIGUSR2)
+    assert job.wait().codes == [75, 75], job.log
+    assert "failed to shutdown the rendezvous" in job.log and "Traceback" not in job.log
 
 
 def _family(job: Job) -> list[psutil.Process]:

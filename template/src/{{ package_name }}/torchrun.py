@@ -32,6 +32,7 @@ def run() -> None:
     # Only now: the import takes a second, in which the signal may come.
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.run import main
 
     codes: set[int] = set()
@@ -51,8 +52,9 @@ def run() -> None:
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         code = failure.exitcode
-    except SignalException:
-        # Ranks that all say the same are believed.
+    except (SignalException, RendezvousConnectionError):
+        # A signal, or the first node's torchrun has left, as its ranks had ended before those of
+        # this node. Ranks that all say the same are believed.
         code = codes.pop() if len(codes) == 1 else 1
     # srun sends it when the first node leaves with 75: that must stay our exit code, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
