@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Tracker(Backend):
         self.run_id = str(self.folder)
         # What an interrupted run wrote after its last checkpoint comes again: hide the first.
         purge = run.resume_step + 1 if run.run_id else None
+        put_first(self.folder)
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
         self.step = run.resume_step
         if not run.run_id:
@@ -73,6 +75,19 @@ class Tracker(Backend):
         """Note how the run ended, and close the file."""
         self.writer.add_text("status", f"{status}: {error}" if error else status, self.step)
         self.writer.close()
+
+
+def put_first(folder: Path) -> None:
+    """Rename what earlier attempts left, if a new file would not be the last by its name.
+
+    TensorBoard reads in the order of names, and a name begins with the time at which the file was
+    made: by a clock that was ahead of this one, perhaps.
+    """
+    start = "events.out.tfevents."
+    files = sorted(folder.glob(f"{start}*"))
+    if files and files[-1].name >= f"{start}{int(time.time()):010}":
+        for path in files:
+            path.rename(path.with_name(path.name.replace(start, f"{start}0000000000.", 1)))
 
 
 def fenced(text: str) -> str:
