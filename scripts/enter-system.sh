@@ -3,6 +3,7 @@
 # folders but for those of a system. In a mount namespace of its own, whose mounts go with it:
 #   unshare --mount --propagation=private scripts/enter-system.sh ROOT COMMAND...
 set -euo pipefail
+export PATH=$PATH:/usr/sbin:/sbin # a job of a user has no folder of administrators
 root=$1 here=$PWD
 shift
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # with-slurm.sh VERSION COMMAND...: runs a command where Slurm is of another version than this machine's,
 # as root on Debian and Ubuntu. `make test-slurm` uses it.
-# The first time it makes a system with that Slurm in /opt/slurm-tests, of some 600 MB; nothing else of
+# The first time it makes a system with that Slurm in /opt/slurm-tests, of some 700 MB; nothing else of
 # this machine changes, but for debootstrap, which is installed. The command sees the system's programs,
 # and all folders of this machine that are not a system's.
 set -euo pipefail
@@ -24,9 +24,9 @@ make_root() {
     prepare_debootstrap "$root"
     rm -rf --one-file-system "$new"
     mkdir -p "$new"
-    # Python is for the libraries that an interpreter of another place needs.
+    # Python is for the libraries that an interpreter of another place needs, gcc for a plugin.
     "$make" "$new" "$suite" \
-        slurm-wlm,munge,iproute2,util-linux,procps,git,make,python3,libreadline8t64,tcl
+        slurm-wlm,libslurm-dev,gcc,libc6-dev,munge,iproute2,util-linux,util-linux-extra,procps,git,make,curl,openssl,python3,libreadline8t64,tcl
     [[ $(chroot "$new" slurmctld -V) =~ $version ]] ||
         fail "$suite has $(chroot "$new" slurmctld -V) by now, not $version"
     chroot "$new" apt-get clean
