@@ -1,0 +1,119 @@
+"""A training that is hit at random moments, and started again, ends like one that nobody touched.
+
+    STORM=500 STORM_SEED=7 pytest tests/run/test_storm.py --log-cli-level=INFO
+
+hits each training 500 times; by default it is a few, with another seed each time.
+"""
+
+import logging
+import os
+import random
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from metrics import measured, reproducible
+
+from .conftest import Job, srun, torchrun
+from .storm import Faults, Storm, compile_faults
+from .test_tensorboard import tensorboard
+
+HITS = os.environ.get("STORM")
+SEED = int(os.environ.get("STORM_SEED", random.SystemRandom().randrange(10**6)))
+FLAGS = (
+    *("--max-steps=60", "--epochs=2", "--batch-size=128", "--log-every=3"),
+    *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=30", "--experiment=storm"),
+)
+TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
+log = logging.getLogger(__name__)
+
+
+@pytest.mark.parametrize(
+    ("name", "hits"),
+    [
+        ("ddp", 3),
+        ("fsdp", 2),
+        ("stream", 2),
+        ("torchrun", 1),
+        ("faults", 2),
+        pytest.param("trackers", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_storm_changes_nothing(
+    project: Path, request: pytest.FixtureRequest, tmp_path: Path, name: str, hits: int
+) -> None:
+    faults = None
+    if name == "faults":
+        if not shutil.which("gcc"):
+            pytest.skip("gcc is missing: run scripts/install-slurm.sh")
+        faults = Faults(compile_faults(tmp_path), tmp_path, tmp_path / "hit")
+
+    def start(run_dir: Path) -> Job:
+        match name:
+            case "ddp":
+                return srun(project, run_dir, 2, *FLAGS, "--ema=0.9")
+            case "fsdp":
+                return srun(project, run_dir, 3, *FLAGS, "--strategy=fsdp")
+            case "stream":
+                return srun(project, run_dir, 2, *FLAGS, "--streaming", "--workers=2")
+            case "torchrun":
+                return torchrun(project, run_dir, 1, 2, *FLAGS)
+            case "trackers":
+                full = request.getfixturevalue("full_project")
+                flags = (*FLAGS, f"--run-root={tmp_path}", "--trackers", *TRACKERS)
+                return srun(full, run_dir, 2, *flags, STEP_SECONDS="0.1")
+            case _:
+                return srun(project, run_dir, 2, *FLAGS, **faults.environment)
+
+    began = time.monotonic()
+    whole = start(tmp_path / "whole").wait()
+    check_trackers(whole, tmp_path, name)
+    seconds = time.monotonic() - began
+    seed = f"{SEED} {name}"
+    chance = random.Random(seed)
+    left, run, ends = int(HITS or hits), 0, Counter[tuple[int, ...]]()
+    while left:
+        run += 1
+        run_dir = tmp_path / "hit" / str(run)
+        storm = Storm(lambda folder=run_dir: start(folder), seconds, chance, faults)
+        job, left = storm.hit(left)
+        log.info("seed %s, run %d, %d hits left:\n%s", seed, run, left, storm)
+        where = f"seed {seed}, run {run}:\n{storm}\n{job.log}"
+        assert job.codes and not any(job.codes), where
+        ends += storm.ends
+        assert job.summary["parameters_sha256"] == whole.summary["parameters_sha256"], where
+        assert reproducible(job.metrics()) == reproducible(whole.metrics()), where
+        check_trackers(job, tmp_path, name)
+    log.info("seed %s: %d runs ended by %s", seed, run, dict(ends))
+
+
+def check_trackers(job: Job, root: Path, name: str) -> None:
+    """Each tracker shows what metrics.jsonl has, each number once."""
+    logged: dict[str, dict[int, float]] = {}
+    for line in job.metrics():
+        for metric in line.keys() - {"step", "time"}:
+            logged.setdefault(metric, {})[line["step"]] = line[metric]
+    events = tensorboard(job.run_dir / "tensorboard")
+    for metric, expected in logged.items():
+        shown = [(event.step, event.value) for event in events.Scalars(metric)]
+        assert len(shown) == len(expected) and dict(shown) == pytest.approx(expected), metric
+    if name != "trackers":
+        return
+    # They take long to import.
+    from . import test_aim, test_mlflow, test_wandb
+
+    (run,) = (
+        each for each in test_aim.runs(root / "storm") if each.name == f"storm/{job.run_dir.name}"
+    )
+    assert test_aim.metrics(run) == logged
+    reader = test_mlflow.Reader(f"sqlite:///{root}/storm/mlflow.db", "storm")
+    attempts = test_wandb.attempts_of(job.run_dir)
+    for metric, expected in logged.items():
+        in_order = sorted(expected.items())
+        assert reader.history(f"storm/{job.run_dir.name}", metric) == in_order, metric
+        shown = test_wandb.numbers(attempts, metric)
+        assert [step for step, _ in shown] == [step for step, _ in in_order], metric
+        if not measured(metric):
+            assert [value for _, value in shown] == pytest.approx(list(expected.values())), metric
