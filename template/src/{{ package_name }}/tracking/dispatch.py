@@ -152,6 +152,8 @@ class _Thread(threading.Thread):
         self.started = partial(started, name)
         self.tracked, self.earlier = replace(run, started=self.started), earlier
         self.restarted = False
+        # Lines that the tracker was given, and may lose if it fails.
+        self.unflushed: list[dict[str, Any]] = []
         self.calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self.trouble: str | None = None
         self.waited_in_vain: threading.Event | None = None
@@ -257,17 +259,21 @@ class _Thread(threading.Thread):
         log.info("tracker %s failed (%s) and starts again", self.name, reason)
         known = known_ids(self.tracked.directory, self.tracked.rank).get(self.name)
         # What it lost is in the file, and what still waits for it.
-        if self.tracked.rank == 0:
-            self.earlier = read_lines(self.tracked.directory / "metrics.jsonl")
+        main = self.tracked.rank == 0
+        written = read_lines(self.tracked.directory / "metrics.jsonl") if main else []
+        self.earlier = written + self.unflushed
         last = max((line["step"] for line in self.earlier), default=self.tracked.resume_step)
         self.tracked = replace(self.tracked, run_id=known, resume_step=last)
         return self._start()
 
     def _do(self, backend: Backend, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "flushed":
+            self.unflushed.clear()
             arguments[0].set()
         elif method == "log_metrics":
-            self._log_metrics(backend, *arguments)
+            metrics, step, time = arguments
+            self.unflushed.append({"step": step, "time": time, **metrics})
+            self._log_metrics(backend, metrics, step, time)
         else:
             getattr(backend, method)(*arguments)
 
