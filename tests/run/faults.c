@@ -1,7 +1,8 @@
 /* File systems that fail or are slow, and a clock that jumps, for the process that loads this.
  *
  * LD_PRELOAD it with FAULTS naming a file that holds a struct faults; whoever writes to that file
- * changes them at once. Only files below `folder` are touched.
+ * changes them at once. Only files below `folder` are touched. With TRACE naming a file, a line is
+ * added to it for each fsync, mkdir and rename that went well.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,10 +28,14 @@ struct faults {
 };
 
 static volatile struct faults *faults;
+static int trace = -1;
 
 __attribute__((constructor)) static void load(void)
 {
-    const char *path = getenv("FAULTS");
+    const char *path = getenv("TRACE");
+    if (path)
+        trace = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    path = getenv("FAULTS");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0)
         return;
@@ -53,15 +58,28 @@ static int fails(const char *path)
     return errno != 0;
 }
 
+static const char *path_of(int file, char path[4096])
+{
+    char link[40];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, 4095);
+    path[length > 0 ? length : 0] = 0;
+    return path;
+}
+
 static int fails_at(int file)
 {
-    char link[40], path[4096];
+    char path[4096];
     if (!faults || (!faults->error && !faults->microseconds))
         return 0;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    path[length > 0 ? length : 0] = 0;
-    return fails(path);
+    return fails(path_of(file, path));
+}
+
+static int traced(const char *call, const char *path, int failed)
+{
+    if (trace >= 0 && !failed)
+        dprintf(trace, "%s %s\n", call, path);
+    return failed;
 }
 
 #define REAL(name) ((__typeof__(name) *)dlsym(RTLD_NEXT, #name))
@@ -76,17 +94,22 @@ ON_FILE(ssize_t, pwrite, (int file, const void *from, size_t size, off_t at), (f
 ON_FILE(ssize_t, pwrite64, (int file, const void *from, size_t size, off64_t at),
         (file, from, size, at))
 ON_FILE(ssize_t, writev, (int file, const struct iovec *from, int count), (file, from, count))
-ON_FILE(int, fsync, (int file), (file))
 ON_FILE(int, fdatasync, (int file), (file))
+
+int fsync(int file)
+{
+    char path[4096];
+    return fails_at(file) ? -1 : traced("fsync", path_of(file, path), REAL(fsync)(file));
+}
 
 int mkdir(const char *path, mode_t mode)
 {
-    return fails(path) ? -1 : REAL(mkdir)(path, mode);
+    return fails(path) ? -1 : traced("mkdir", path, REAL(mkdir)(path, mode));
 }
 
 int rename(const char *from, const char *to)
 {
-    return fails(to) ? -1 : REAL(rename)(from, to);
+    return fails(to) ? -1 : traced("rename", to, REAL(rename)(from, to));
 }
 
 #define OPEN(name)                                                                                 \

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from .core.checkpoint.store import Checkpoints
 from .core.config import Settings
 from .core.errors import PrintableFormatter, UsageError
-from .core.filesystem import open_no_link, set_aside, write_atomically
+from .core.filesystem import make_folder, open_no_link, set_aside, write_atomically
 from .core.output import provenance
 from .core.output.metrics import JsonLines
 from .core.output.status import Status, StatusFile
@@ -118,7 +118,7 @@ class RunLogger:
     ) -> dict[str, Any]:
         facts = provenance.collect(world)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._set_aside(resume_step)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
@@ -220,8 +220,14 @@ class RunLogger:
                         self.trackers.log("histogram", f"{what}/{name}", array, step)
 
     def flush(self) -> None:
-        """Make what was recorded so far outlive the process."""
+        """Make what was recorded so far outlive the process, and metrics.jsonl a power cut.
+
+        Raises:
+            OSError: a line of metrics.jsonl can't be written.
+        """
         self.trackers.flush()
+        if self.active:
+            self.lines.sync()
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json and log it."""

@@ -67,6 +67,7 @@ class Checkpoints:
         path = self.path(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            sync_names(self.folder.parent)  # another rank may have made it, for its shards
             if shards and shards.exists():
                 sync_names(shards)
                 # A folder that is there was damaged, or it would have been resumed from.

@@ -57,7 +57,7 @@ class Saver:
 
         Args:
             state, step, best: as `Checkpoints.save` takes them; the state may hold parts.
-            before: what the thread does first.
+            before: what the thread does before the checkpoint counts; an OSError prevents that.
         """
         self.wait()
         parts: dict[str, Tensor] = {}
@@ -128,7 +128,6 @@ class Saver:
         step: int,
         best: bool,
     ) -> bool:
-        before()
         if copied:
             copied.synchronize()
         path = self.checkpoints.path(step)
@@ -137,10 +136,12 @@ class Saver:
             if parts and self.sharded_step != step:
                 self._write_shards(folder, parts)
                 self.sharded_step = step
+            before()
         except (OSError, RuntimeError) as error:
             if self.world.is_main:
                 self.checkpoints.complain(path, error)
-                rmtree(folder, ignore_errors=True)
+                if self.sharded_step != step:
+                    rmtree(folder, ignore_errors=True)
             return False
         if not self.world.is_main:
             return False

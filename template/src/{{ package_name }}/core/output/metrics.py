@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,20 +122,34 @@ class JsonLines:
         self.count = len(self.earlier)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.earlier))
         self.file = path.open("ab", buffering=0)
-        self.waiting = b""
+        self.waiting, self.lock = b"", threading.Lock()
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step; what a full disk does not take goes with a later step."""
         self.count += 1
-        complained = bool(self.waiting)
-        self.waiting += json.dumps({"step": step, "time": round(time, 3), **metrics}).encode()
-        self.waiting += b"\n"
+        line = json.dumps({"step": step, "time": round(time, 3), **metrics})
+        with self.lock:
+            complained = bool(self.waiting)
+            self.waiting += f"{line}\n".encode()
         try:
-            while self.waiting:
-                self.waiting = self.waiting[self.file.write(self.waiting) :]
+            self._write()
         except OSError as error:
             if not complained:
                 log.error("can't write %s (%s); training goes on", self.file.name, error.strerror)
+
+    def sync(self) -> None:
+        """Make all lines outlive a power cut, in any thread.
+
+        Raises:
+            OSError: some can't be written.
+        """
+        self._write()
+        os.fsync(self.file.fileno())
+
+    def _write(self) -> None:
+        with self.lock:
+            while self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def close(self) -> None:
         """Close the file."""

@@ -57,7 +57,7 @@ class Checkpointing:
 
         Args:
             line_count: lines of metrics.jsonl by now.
-            before: what is called first, in the background too.
+            before: what must have been done, in the background too, before the checkpoint counts.
             best: whether this is the best checkpoint by now.
 
         Raises:
