@@ -5,6 +5,7 @@
 hits each training 500 times; by default it is a few, with another seed each time.
 """
 
+import json
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from metrics import measured, reproducible
 from .conftest import Job, srun, torchrun
 from .storm import Faults, Storm, compile_faults
 from .test_tensorboard import tensorboard
+from .test_trackers import command
 
 HITS = os.environ.get("STORM")
 SEED = int(os.environ.get("STORM_SEED", random.SystemRandom().randrange(10**6)))
@@ -48,7 +50,7 @@ def test_a_storm_changes_nothing(
     if name == "faults":
         if not shutil.which("gcc"):
             pytest.skip("gcc is missing: run scripts/install-slurm.sh")
-        faults = Faults(compile_faults(tmp_path), tmp_path, tmp_path / "hit")
+        faults = Faults(compile_faults(tmp_path), tmp_path)
 
     def start(run_dir: Path) -> Job:
         match name:
@@ -65,6 +67,7 @@ def test_a_storm_changes_nothing(
                 flags = (*FLAGS, f"--run-root={tmp_path}", "--trackers", *TRACKERS)
                 return srun(full, run_dir, 2, *flags, STEP_SECONDS="0.1")
             case _:
+                faults.below = run_dir
                 return srun(project, run_dir, 2, *FLAGS, **faults.environment)
 
     began = time.monotonic()
@@ -85,6 +88,9 @@ def test_a_storm_changes_nothing(
         ends += storm.ends
         assert job.summary["parameters_sha256"] == whole.summary["parameters_sha256"], where
         assert reproducible(job.metrics()) == reproducible(whole.metrics()), where
+        if "missed_by" in json.loads((run_dir / "status.json").read_text()):
+            log.info(done := command(project, "sync", str(run_dir)).stderr)
+            assert "has it all" in done, where
         check_trackers(job, tmp_path, name)
     log.info("seed %s: %d runs ended by %s", seed, run, dict(ends))
 
