@@ -82,14 +82,18 @@ def test_torchrun_does_not_claim_a_checkpoint_that_was_not_written(
 def test_torchrun_on_a_node_whose_ranks_end_last_passes_on_their_exit_code(
     project: Path, tmp_path: Path
 ) -> None:
-    """The first node's torchrun has left by then, and with it what all of them meet at."""
-    late = "code = command(argv)\n        __import__('time').sleep(5 * int(os.environ['RANK']))\n"
+    """The other node's torchrun has left by then, and with it the store of all."""
+    late = f"__import__('time').sleep(5 * os.path.exists('{tmp_path}/' + os.environ['RANK']))"
     copy = edited(
-        project, tmp_path, "__main__.py", "sys.exit(command(argv))", late + "        sys.exit(code)"
+        project, tmp_path, "__main__.py", "sys.exit(code)", f"{late}\n        sys.exit(code)"
     )
     job = torchrun(copy, tmp_path / "run", 2, 1, "--max-steps=2000", "--log-every=1")
     job.wait_for_step(5)
-    psutil.Process(job.processes[0].pid).children()[0].send_signal(signal.SIGUSR2)
+    for process in map(psutil.Process, (each.pid for each in job.processes)):
+        if not any(each.status == psutil.CONN_LISTEN for each in process.net_connections()):
+            (rank,) = process.children()
+    (tmp_path / rank.environ()["RANK"]).touch()
+    rank.send_signal(signal.SIGUSR2)
     assert job.wait().codes == [75, 75], job.log
     assert "failed to shutdown the rendezvous" in job.log and "Traceback" not in job.log
 
@@ -114,6 +118,19 @@ def test_a_rank_whose_peers_never_come_leaves_at_a_signal(
     assert job.wait().codes == [128 + number]
     assert f"stopped by {number.name} before all ranks had met" in job.log
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_import_leaves_no_traceback(project: Path, tmp_path: Path) -> None:
+    slow = "import time\n\nprint('here', flush=True)\ntime.sleep(99)\nfrom .core import config\n"
+    copy = edited(project, tmp_path, "settings.py", "from .core import config\n", slow)
+    command = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK]
+    job = spawn(copy, tmp_path / "run", [command], [{}])
+    while "here" not in job.log:
+        assert job.processes[0].poll() is None, job.log
+        time.sleep(0.05)
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.wait().codes == [128 + signal.SIGINT]
+    assert job.log == "here\n"
 
 
 def _listens(port: int) -> bool:

@@ -6,9 +6,11 @@ mistyped flag answer at once.
 
 import difflib
 import errno
+import gc
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -147,12 +149,16 @@ def main() -> None:
     try:
         load_env()
         command, _ = available[name]
-        sys.exit(command(argv))
+        code = command(argv)
+        gc.freeze()  # at its end, Python would look through all objects of torch's once more
+        sys.exit(code)
     except SystemExit as leaving:
         # One that the user's code raises is a failure like any other; 75 is a stop by a signal.
         if leaving.code not in (None, 0, 75):
             note_failure()
         raise
+    except KeyboardInterrupt:  # before the command handles it, or where it does not
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough

@@ -29,7 +29,10 @@ def run() -> None:
     if hasattr(signal, "SIGUSR2"):  # not on Windows
         signal.signal(signal.SIGUSR1, _pass_on)
         signal.signal(signal.SIGUSR2, _pass_on)
-    # Only now: the import takes a second, in which the signal may come.
+    # Until torchrun handles it, Ctrl-C ends this process without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Only now: the import takes a second, in which a signal may come.
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
