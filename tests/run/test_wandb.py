@@ -46,9 +46,10 @@ def inspect(attempt: Path) -> Iterator[dict[str, Any]]:
 def attempts_of(folder: Path) -> list[dict[str, list[Any]]]:
     """Return what each attempt of a run left, by kind of record."""
     found = []
-    for attempt in sorted((folder / "wandb").glob("offline-run-*")):
+    # One that was killed at its start left a folder without records.
+    for file in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         records: dict[str, list[Any]] = {}
-        for record in inspect(attempt):
+        for record in inspect(file.parent):
             records.setdefault(record["type"], []).append(record[record["type"]])
         found.append(records)
     return found
