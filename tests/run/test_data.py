@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +67,38 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
     other = [int(number) for _, batch in batches.epoch(1) for number in batch]
     assert again == orders[0] != sorted(orders[0])
     assert other != again
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_stream_goes_on_without_decoding_what_it_had(
+    project: Path, tmp_path: Path, workers: int
+) -> None:
+    from demo.core.loading.batches import TrainBatches
+    from demo.core.loading.stream import ShardStream
+
+    def left(had: int) -> tuple[list[list[float]], int, Any]:
+        """Return the batches that are left, how many samples were decoded, and the last batch."""
+        log = tmp_path / f"{workers}-{had}"
+        log.touch()
+        stream = ShardStream(range(7), _read, shuffle=30, decode=partial(_decode, log))
+        loaded = TrainBatches(stream, 10, 0, 2, seed=1, workers=workers, pin=False)
+        found = [batch.tolist() for _, batch in loaded.epoch(0, consumed=had, batches=had)]
+        return found, log.stat().st_size, loaded.last
+
+    whole, samples, _ = left(0)
+    assert samples == sum(map(len, whole)) and len(whole) > 10
+    for had in (1, 4, 7, len(whole) - 1, len(whole), len(whole) + 1):
+        rest, decoded, last = left(had)
+        assert rest == whole[had:]
+        if had < len(whole):
+            assert decoded == sum(map(len, rest)) or (workers == 3 and decoded <= samples)
+        assert len(last) > 0, "to keep other ranks company"
+
+
+def _decode(log: Path, number: int) -> float:
+    with log.open("a") as file:
+        file.write(".")
+    return number + random.random()
 
 
 class Drawing:

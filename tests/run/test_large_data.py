@@ -110,7 +110,7 @@ def test_all_layouts_hold_the_same_samples(images: Path) -> None:
     env = clean_environment(images)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     files, tar, parquet = done.stdout.splitlines()
-    assert files == tar == parquet and files.count("(3, 32, 32)") == SHARDS * EACH
+    assert files == tar == parquet and files.count("(32, 32, 3)") == SHARDS * EACH
 
 
 def test_ten_billion_tokens_are_opened_at_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from ..errors import UsageError
 from .seeds import derive, seed_generators
-from .stream import ShardStream
+from .stream import SKIPPED, ShardStream
 from .workers import loading_workers, started
 
 Key = tuple[int, int]
@@ -98,7 +98,7 @@ class _Counted:
         self.collate = collate or default_collate
 
     def __call__(self, samples: list[Any]) -> tuple[int, Any]:
-        return len(samples), self.collate(samples)
+        return len(samples), None if samples[0] is SKIPPED else self.collate(samples)
 
 
 class TrainBatches:
@@ -163,17 +163,24 @@ class TrainBatches:
         Args:
             epoch: the epoch.
             consumed: samples that all ranks had of it before: where a map-style dataset goes on.
-            batches: batches that this rank had of it before: a stream reads them and drops them.
+            batches: batches that this rank had of it before: a stream reads them once more, and
+                decodes next to none of them.
         """
         if isinstance(self.dataset, ShardStream):
-            self.dataset.set_epoch(epoch)
+            # Of each worker, batches are dropped that it has in any case among these.
+            share = batches // max(self.loader.num_workers, 1)
+            self.dataset.set_epoch(epoch, skip=share * self.batch_size)
         else:
             self.sampler.set_epoch(epoch, consumed)
             batches = 0
         for number, loaded in enumerate(started(self.loader, self.dataset)):
-            samples, self.last = loaded if self.uneven else (self.batch_size, loaded)
             if number >= batches:
+                samples, self.last = loaded if self.uneven else (self.batch_size, loaded)
                 yield samples, self.last
+        if self.last is None and isinstance(self.dataset, ShardStream):
+            # This rank had all of its batches before the stop, but other ranks may go on.
+            self.dataset.set_epoch(epoch)
+            _, self.last = next(started(self.loader, self.dataset), (0, None))
         if self.last is None and not consumed:
             raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
 

@@ -10,6 +10,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..errors import UsageError
 from .seeds import derive, seed_generators
 
+SKIPPED = object()
+"""Stands for a sample of a batch that a resumed run drops."""
+
 
 class ShardStream(IterableDataset):
     """Samples read from shards; each shard by one worker of one rank, in a new order each epoch.
@@ -21,6 +24,9 @@ class ShardStream(IterableDataset):
         length: samples of all shards together, if known; the learning rate's schedule needs it,
             or else --max-steps.
         shuffle: samples to hold back and draw from at random, since a shard has an order.
+        decode: makes of what `read` yields, such as the bytes of an image, what is trained on. It
+            is called late: what is held back stays small, and what a resumed run had before its
+            stop is read, but not decoded once more.
     """
 
     def __init__(
@@ -29,9 +35,11 @@ class ShardStream(IterableDataset):
         read: Callable[[Any], Iterator[Any]],
         length: int | None = None,
         shuffle: int = 1000,
+        decode: Callable[[Any], Any] | None = None,
     ) -> None:
         self.shards, self.read, self.length, self.shuffle = shards, read, length, shuffle
-        self.rank, self.world_size, self.seed, self.epoch = 0, 1, 0, 0
+        self.decode = decode
+        self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0
 
     def assign(self, rank: int, world_size: int, seed: int) -> None:
         """Say which of how many ranks reads this copy."""
@@ -44,9 +52,9 @@ class ShardStream(IterableDataset):
                 "each rank needs at least one: make more shards or use fewer ranks"
             )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of shards and samples."""
-        self.epoch = epoch
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """Choose the order of shards and samples, and how many of each worker are dropped."""
+        self.epoch, self.skip = epoch, skip
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -56,7 +64,17 @@ class ShardStream(IterableDataset):
         # Ranks first, then workers: a rank has a shard even where some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
         draw = random.Random(derive("samples", self.seed, self.epoch, self.rank, mine))
-        held: list[Any] = []
+        for number, (seed, sample) in enumerate(self._shuffled(order, draw)):
+            if number < self.skip:
+                yield SKIPPED
+            elif self.decode:
+                seed_generators(seed)
+                yield self.decode(sample)
+            else:
+                yield sample
+
+    def _shuffled(self, order: Sequence[int], draw: random.Random) -> Iterator[tuple[int, Any]]:
+        held: list[tuple[int, Any]] = []
         for shard in order:
             for sample in self._samples(shard):
                 held.append(sample)
@@ -65,14 +83,14 @@ class ShardStream(IterableDataset):
         while held:
             yield _take(held, draw)
 
-    def _samples(self, shard: int) -> Iterator[Any]:
-        """Read a shard; a sample draws the same random numbers in whatever process reads it."""
+    def _samples(self, shard: int) -> Iterator[tuple[int, Any]]:
+        """Read a shard; a sample draws by its seed, the same in whatever process reads it."""
         seed = derive("sample", self.seed, self.epoch, shard)
         samples = iter(self.read(self.shards[shard]))
         for number in count():
             seed_generators(seed + number)
             try:
-                yield next(samples)
+                yield seed + number, next(samples)
             except StopIteration:
                 return
 
