@@ -8,7 +8,16 @@ from pathlib import Path
 from . import compare, report
 from .ranks import Setting
 
-SECTIONS = ("steps", "defaults", "accuracy", "startup", "checkpoints", "rendering", "growth")
+SECTIONS = (
+    "steps",
+    "defaults",
+    "loading",
+    "accuracy",
+    "startup",
+    "checkpoints",
+    "rendering",
+    "growth",
+)
 
 
 def main() -> int:

@@ -86,15 +86,17 @@ def train(setting: Setting, *flags: str, folder: Path | None = None) -> Path:
     return run_dir
 
 
-def peer(setting: Setting, name: str, **options: object) -> float:
-    """Run a contestant and return its figure."""
-    return figures(setting, name, **options)["figure"]
+def peer(setting: Setting, name: str, folder: Path | None = None, **options: object) -> float:
+    """Run a contestant beside a project's package and return its figure."""
+    return figures(setting, name, folder, **options)["figure"]
 
 
-def figures(setting: Setting, name: str, **options: object) -> dict[str, float]:
+def figures(
+    setting: Setting, name: str, folder: Path | None = None, **options: object
+) -> dict[str, float]:
     """Run a contestant and return what it prints last: its `figure`, and others."""
     env = {f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()}
-    output = start(setting, str(CONTESTANTS / f"{name}.py"), env=env)
+    output = start(setting, str(CONTESTANTS / f"{name}.py"), folder=folder, env=env)
     return json.loads(output.splitlines()[-1])
 
 

@@ -4,8 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
+from clock import Clock, batch_size, device
 from torch.nn.parallel import DistributedDataParallel
-from workload import Clock, batch_size, clip, device, images, loss, network, optimizer
+from workload import clip, images, loss, network, optimizer
 
 where = device()
 dist.init_process_group("nccl" if where.type == "cuda" else "gloo")

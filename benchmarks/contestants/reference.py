@@ -5,12 +5,13 @@ import os
 import numpy as np
 import torch
 import torch.distributed as dist
+from clock import Clock, batch_size, device
 from demo.data import Digits
 from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from workload import Clock, batch_size, clip, device, digits, loss, network, optimizer
+from workload import clip, digits, loss, network, optimizer
 
 
 class Pictures(Dataset):

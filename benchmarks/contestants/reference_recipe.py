@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from clock import device
 from demo import mnist
 from reference import loader
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from workload import device
 
 ENOUGH, EPOCHS, SEED = 0.99, 14, int(os.environ["BENCHMARK_SEED"])
 

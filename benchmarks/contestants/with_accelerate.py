@@ -3,8 +3,9 @@
 import os
 
 from accelerate import Accelerator
+from clock import Clock, batch_size, device
 from torch.utils.data import DataLoader, TensorDataset
-from workload import SETTINGS, Clock, batch_size, device, images, loss, network, optimizer
+from workload import SETTINGS, images, loss, network, optimizer
 
 accelerator = Accelerator(cpu=device().type == "cpu")
 gpu = accelerator.device.type == "cuda"

@@ -5,9 +5,10 @@ import warnings
 
 import lightning
 import torch
+from clock import Clock, batch_size, device
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from workload import SETTINGS, Clock, batch_size, device, images, loss, network, optimizer
+from workload import SETTINGS, images, loss, network, optimizer
 
 
 class Module(lightning.LightningModule):

@@ -1,0 +1,137 @@
+"""A bare loop over JPEG images, as BENCHMARK_LOADER loads them."""
+
+import io
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from clock import Clock, batch_size, device
+from demo import model
+from demo.settings import Settings
+from PIL import Image
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+SIZE = 224
+FOLDER = Path(os.environ["BENCHMARK_IMAGES"]) / "train"
+WORKERS = int(os.environ["BENCHMARK_WORKERS"])
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+def transform(image: Image.Image) -> Tensor:
+    """Crop and mirror at random, as torchvision's transforms of PIL images do."""
+    image = image.convert("RGB")
+    left, top = random.randint(0, image.width - SIZE), random.randint(0, image.height - SIZE)
+    image = image.crop((left, top, left + SIZE, top + SIZE))
+    if random.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+class ImageFolder(Dataset):
+    """torchvision's: a folder for each class, a PIL image for each file."""
+
+    def __init__(self) -> None:
+        self.paths = sorted(FOLDER.glob("*/*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with self.paths[index].open("rb") as file:
+            return transform(Image.open(file)), int(self.paths[index].parent.name)
+
+
+def image_folder() -> Batches:
+    """Return a DataLoader over files by class."""
+    data = ImageFolder()
+    sampler = DistributedSampler(data) if dist.is_initialized() else None
+    return DataLoader(
+        data,
+        batch_size(),
+        sampler=sampler,
+        shuffle=None if sampler else True,
+        num_workers=WORKERS,
+        drop_last=True,
+    )
+
+
+def web_dataset() -> Batches:
+    """Return webdataset's own pipeline over tar shards."""
+    import webdataset
+
+    shards = sorted(map(str, FOLDER.glob("*.tar")))
+    samples = webdataset.WebDataset(
+        shards, shardshuffle=len(shards), nodesplitter=webdataset.split_by_node
+    )
+    samples = samples.shuffle(1000).decode("pil").to_tuple("jpg", "cls")
+    batches = samples.map_tuple(transform, int).batched(batch_size(), partial=False)
+    return webdataset.WebLoader(batches, batch_size=None, num_workers=WORKERS)
+
+
+def hugging_face() -> Batches:
+    """Return datasets' stream over Parquet shards."""
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+
+    files = sorted(map(str, FOLDER.glob("*.parquet")))
+    data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    data = data.cast_column("image", datasets.Image())
+    data = split_dataset_by_node(data, dist.get_rank(), dist.get_world_size())
+
+    def transformed(sample: dict) -> dict:
+        return {"image": transform(sample["image"]), "label": sample["label"]}
+
+    samples = data.shuffle(seed=0, buffer_size=1000).map(transformed)
+    loader = DataLoader(samples, batch_size(), num_workers=WORKERS, drop_last=True)
+    return ((batch["image"], batch["label"]) for batch in loader)
+
+
+def decoded() -> Iterator[None]:
+    """Do nothing but decode, crop and mirror what is in memory: the limit."""
+    contents = [path.read_bytes() for path in sorted(FOLDER.glob("*/*.jpg"))[:2000]]
+    while True:
+        for first in range(0, len(contents) - batch_size(), batch_size()):
+            for content in contents[first : first + batch_size()]:
+                transform(Image.open(io.BytesIO(content)))
+            yield None
+
+
+LOADERS: dict[str, Callable[[], Batches]] = {
+    "files": image_folder,
+    "webdataset": web_dataset,
+    "datasets": hugging_face,
+}
+
+
+def main() -> None:
+    """Train for as many steps as are timed."""
+    where = device()
+    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    clock, done = Clock(), False
+    if os.environ["BENCHMARK_LOADER"] == "decoding":
+        any(clock.step() for _ in decoded())
+        os._exit(0)
+    learner = model.Model(Settings())
+    plain = learner.build().to(where)
+    ddp = DistributedDataParallel(plain)
+    update = learner.optimizers(plain)
+    while not done:
+        for batch in LOADERS[os.environ["BENCHMARK_LOADER"]]():
+            update.zero_grad()
+            images, labels = batch
+            batch = (images.permute(0, 2, 3, 1).to(where), labels.to(where))
+            learner.loss(ddp, batch).backward()
+            update.step()
+            if done := clock.step():
+                break
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

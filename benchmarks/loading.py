@@ -1,0 +1,85 @@
+"""Images per second where loading them is the work: JPEGs are read, decoded, cropped, mirrored."""
+
+import re
+import shutil
+import tempfile
+from functools import cache, partial
+from pathlib import Path
+
+from . import jpegs
+from .compare import Comparison, in_turns
+from .ranks import REPOSITORY, Setting, lines, peer, project, train
+
+IMAGES, BATCH, WARM_UP, STEPS = 20_000, 256, 10, 40
+BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+/\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LEAST = 0.95  # of what the cores decode with nothing else to do
+PEERS = {
+    "files, bare loop": "files",
+    "tar, webdataset": "webdataset",
+    "Parquet, datasets": "datasets",
+}
+OURS = {"this project, Parquet": "parquet", "this project, tar": "tar"}
+OURS |= {"this project, files": "files"}
+
+
+def measure(setting: Setting, repeats: int) -> list[Comparison]:
+    """Compare by images per second of all ranks, each rank loading for itself."""
+    folder = jpegs.written(IMAGES)
+    contestants = {name: partial(ours, setting, kind, folder) for name, kind in OURS.items()}
+    contestants["decoding alone"] = partial(theirs, setting, "decoding", folder)
+    for name, loader in PEERS.items():
+        contestants[name] = partial(theirs, setting, loader, folder)
+    contestants["files, Lightning"] = partial(theirs, setting, "files", folder, "image_lightning")
+    comparison = Comparison(
+        title="Images per second, JPEGs of 256 pixels",
+        unit="images/s",
+        baseline="decoding alone",
+        figures=in_turns(contestants, repeats),
+        target=f"at least {LEAST} of decoding alone with shards, and more than all others",
+        limit=LEAST,
+    )
+    best = max(comparison.ratios[name] for name in list(OURS)[:2])
+    others = [comparison.ratios[name] for name in (*PEERS, "files, Lightning")]
+    comparison.met = best >= LEAST and best > max(others)
+    return [comparison]
+
+
+@cache
+def example() -> Path:
+    """Return the project with the example of docs/large-data.md, and a network that costs little.
+
+    It sees every 16th pixel of a row, and of a column: a GPU would take all that work away.
+    """
+    folder = Path(tempfile.mkdtemp(dir=project().parent)) / "demo"
+    shutil.copytree(project(), folder)
+    page = (REPOSITORY / "docs/large-data.md").read_text("utf-8")
+    for name, block in BLOCK.findall(page):
+        path = folder / name.replace("<package>", "demo")
+        path.write_text(block.replace("images.permute", "images[:, ::16, ::16].permute"))
+    return folder
+
+
+def ours(setting: Setting, kind: str, images: Path, steps: int = STEPS) -> float:
+    """Return images per second of this project, with TensorBoard, its log and checkpoints."""
+    run_dir = train(
+        setting,
+        f"--dataset={kind}",
+        f"--data-dir={images}",
+        f"--batch-size={BATCH}",
+        f"--max-steps={WARM_UP + steps}",
+        f"--log-every={WARM_UP}",
+        "--epochs=1000",
+        "--trackers=tensorboard",
+        folder=example(),
+    )
+    logged = {line["step"]: line["time"] for line in lines(run_dir) if "train/loss" in line}
+    seconds = logged[WARM_UP + steps] - logged[WARM_UP]
+    return steps * BATCH * setting.ranks / seconds
+
+
+def theirs(
+    setting: Setting, loader: str, images: Path, program: str = "image_loop", steps: int = STEPS
+) -> float:
+    """Return images per second of another one."""
+    options = {"loader": loader, "images": images, "workers": 0, "batch": BATCH}
+    return peer(setting, program, folder=example(), warm_up=WARM_UP, steps=steps, **options)
