@@ -1,7 +1,6 @@
 """Hits a training at random moments, in each way that a cluster has, and starts it again."""
 
 import mmap
-import os
 import random
 import signal
 import struct
@@ -189,4 +188,4 @@ def members(job: Job) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             first = psutil.Process(process.pid)
             found += [first, *first.children(recursive=True)]
-    return [each for each in found if each.is_running() and each.pid != os.getpid()]
+    return [each for each in found if each.is_running()]

@@ -26,7 +26,7 @@ HITS = os.environ.get("STORM")
 SEED = int(os.environ.get("STORM_SEED", random.SystemRandom().randrange(10**6)))
 FLAGS = (
     *("--max-steps=60", "--epochs=2", "--batch-size=128", "--log-every=3"),
-    *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=30", "--experiment=storm"),
+    *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=120", "--experiment=storm"),
 )
 TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
 log = logging.getLogger(__name__)
