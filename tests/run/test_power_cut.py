@@ -12,11 +12,13 @@ from .storm import compile_faults
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is missing: run scripts/install-slurm.sh")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_files_and_names_are_synced_in_order(project: Path, tmp_path: Path, strategy: str) -> None:
-    run = tmp_path / "run"
+    run = tmp_path / "runs/new/run"
     flags = ("--max-steps=20", "--log-every=5", "--checkpoint-every=10", f"--strategy={strategy}")
     command = ["demo", "train", f"--run-dir={run}", *QUICK, *flags]
     shim = {"LD_PRELOAD": str(compile_faults(tmp_path)), "TRACE": str(tmp_path / "trace")}
-    job = spawn(project, run, [command] * 2, tasks(2, **shim)).wait()
+    job = spawn(project, tmp_path / "log", [command] * 2, tasks(2, **shim))
+    job.run_dir = run
+    job.wait()
     assert job.summary["global_step"] == 20
     lines = (tmp_path / "trace").read_text().splitlines()
     calls = [(call, Path(name)) for call, _, name in (line.partition(" ") for line in lines)]
@@ -29,7 +31,7 @@ def test_files_and_names_are_synced_in_order(project: Path, tmp_path: Path, stra
         assert "metrics.jsonl" in synced, since
         assert any(name.startswith(f"{path.name}.") for name in synced), since
         for i, (call, each) in enumerate(since):
-            if call == "mkdir" and run in each.parents and each.suffix != ".tmp":
+            if call == "mkdir" and tmp_path in each.parents and each.suffix != ".tmp":
                 assert ("fsync", each.parent) in since[i:], since
         if shards := [each for each in since if each == ("rename", path.with_suffix(".shards"))]:
             where = since.index(shards[0])

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from .core.checkpoint.store import Checkpoints
 from .core.config import Settings
 from .core.errors import PrintableFormatter, UsageError
-from .core.filesystem import make_folder, open_no_link, set_aside, write_atomically
+from .core.filesystem import open_no_link, set_aside, sync_names, write_atomically
 from .core.output import provenance
 from .core.output.metrics import JsonLines
 from .core.output.status import Status, StatusFile
@@ -118,7 +118,11 @@ class RunLogger:
     ) -> dict[str, Any]:
         facts = provenance.collect(world)
         try:
-            make_folder(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # The names of the run's folder, and of those of its experiment and of all runs.
+            for folder in list(self.folder.absolute().parents)[:3]:
+                with suppress(OSError):  # one may be somebody else's
+                    sync_names(folder)
             self._set_aside(resume_step)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))

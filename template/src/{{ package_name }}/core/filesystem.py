@@ -35,18 +35,6 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
     sync_names(path.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it lies in; their names outlive a power cut.
-
-    Raises:
-        OSError: it can't be made.
-    """
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_names(folder.parent)
-
-
 def open_no_link(path: Path) -> TextIO:
     """Open a text file to append to it; a link is refused, as it may lead to anybody's file.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, get_type_hints
 import psutil
 
 from ..errors import UsageError
-from ..filesystem import make_folder, read_object, write_atomically
+from ..filesystem import read_object, write_atomically
 from ..ranks.slurm import jobs
 
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ class RunLock:
     def _take(self) -> Path:
         number = 0
         for _ in range(50):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            number = max(number, _newest(self.folder))
+            path = self.folder / f"{number + 1}.json"
             try:
-                make_folder(self.folder)
-                number = max(number, _newest(self.folder))
-                path = self.folder / f"{number + 1}.json"
                 if number:
                     self._refuse_living(self.folder / f"{number}.json")
                 _create(path, self.mine)
