@@ -49,10 +49,15 @@ def uninterrupted(projects: dict[str, Project]) -> Job:
 
 def check_same(job: Job, uninterrupted: Job, most_restarts: int = 1) -> None:
     """Check that a job came back, and that in the end nothing tells that it was stopped."""
-    assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
-    assert job.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
+    check_end(job, uninterrupted)
     assert job.summary["resumed_from_step"] > 0
     assert 1 <= job.restarts <= most_restarts, job.log
+
+
+def check_end(job: Job, uninterrupted: Job) -> None:
+    """Check that a job has left what the uninterrupted one did."""
+    assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
+    assert job.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
     assert "Traceback" not in job.log
     numbers = [reproducible(each.metrics()) for each in (job, uninterrupted)]
     assert numbers[0] == numbers[1], "the steps of metrics.jsonl differ"
