@@ -87,7 +87,9 @@ def test_a_stream_goes_on_without_decoding_what_it_had(
 
     whole, samples, _ = left(0)
     assert samples == sum(map(len, whole)) and len(whole) > 10
-    for had in (1, 4, 7, len(whole) - 1, len(whole), len(whole) + 1):
+    # To start workers takes long.
+    some = (1, 4, 7, len(whole) - 1, len(whole), len(whole) + 1) if workers < 3 else (4, 9)
+    for had in some:
         rest, decoded, last = left(had)
         assert rest == whole[had:]
         if had < len(whole):
