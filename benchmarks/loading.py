@@ -10,7 +10,8 @@ from . import jpegs
 from .compare import Comparison, in_turns
 from .ranks import REPOSITORY, Setting, lines, peer, project, train
 
-IMAGES, BATCH, WARM_UP, STEPS = 20_000, 256, 10, 40
+SHARDS, EACH, EDGE = 16, 1250, 256
+BATCH, WARM_UP, STEPS = 256, 10, 40
 BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+/\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LEAST = 0.95  # of what the cores decode with nothing else to do
 PEERS = {
@@ -24,7 +25,8 @@ OURS |= {"this project, files": "files"}
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
     """Compare by images per second of all ranks, each rank loading for itself."""
-    folder = jpegs.written(IMAGES)
+    images = Path(tempfile.mkdtemp(prefix="jpegs-"))
+    folder = jpegs.write(images, SHARDS, EACH, EDGE)
     contestants = {name: partial(ours, setting, kind, folder) for name, kind in OURS.items()}
     contestants["decoding alone"] = partial(theirs, setting, "decoding", folder)
     for name, loader in PEERS.items():

@@ -11,10 +11,18 @@ def read(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in _whole_lines(run_dir)]
 
 
-def logged(run_dir: Path, step: int) -> bool:
-    """Return whether the run has logged a step. Tests ask it often: only a line is read as JSON."""
+def last_step(run_dir: Path) -> int:
+    """Return the last step that was logged, 0 if none was.
+
+    Tests ask it often: only a line is read as JSON.
+    """
     lines = _whole_lines(run_dir)
-    return bool(lines) and json.loads(lines[-1])["step"] >= step
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def logged(run_dir: Path, step: int) -> bool:
+    """Return whether the run has logged a step."""
+    return last_step(run_dir) >= step
 
 
 def _whole_lines(run_dir: Path) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import metrics
+import psutil
 import pytest
 from renderer import render_project, shrink
 
@@ -80,6 +81,15 @@ class Job:
         finally:
             self.kill()
         return self
+
+    def family(self) -> list[psutil.Process]:
+        """Return the processes that were started and still run, and all that they started."""
+        found = []
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                first = psutil.Process(process.pid)
+                found += [first, *first.children(recursive=True)]
+        return [each for each in found if each.is_running()]
 
     def kill(self) -> None:
         """End what still runs, with everything that it started."""

@@ -93,7 +93,8 @@ def test_a_stream_goes_on_without_decoding_what_it_had(
         rest, decoded, last = left(had)
         assert rest == whole[had:]
         if had < len(whole):
-            assert decoded == sum(map(len, rest)) or (workers == 3 and decoded <= samples)
+            # Of three workers, each skips a batch at least.
+            assert decoded <= samples - 30 if workers == 3 else decoded == sum(map(len, rest))
         assert len(last) > 0, "to keep other ranks company"
 
 

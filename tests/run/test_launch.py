@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import QUICK, Job, edited, fork_server, spawn, srun, tasks, torchrun
+from .conftest import QUICK, edited, fork_server, spawn, srun, tasks, torchrun
 
 
 def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
     """Slurm signals every process of a step, torchrun and the ranks, or torchrun alone."""
     job = torchrun(project, tmp_path / "run", 1, 2, "--max-steps=2000", "--log-every=1")
     job.wait_for_step(5)
-    for process in _family(job)[:signalled]:
+    for process in job.family()[:signalled]:
         process.send_signal(number)
     assert job.wait().codes == [75], job.log
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
@@ -90,17 +90,16 @@ def test_torchrun_on_a_node_whose_ranks_end_last_passes_on_their_exit_code(
     job = torchrun(copy, tmp_path / "run", 2, 1, "--max-steps=2000", "--log-every=1")
     job.wait_for_step(5)
     for process in map(psutil.Process, (each.pid for each in job.processes)):
-        if not any(each.status == psutil.CONN_LISTEN for each in process.net_connections()):
+        (endpoint,) = (word for word in process.cmdline() if word.startswith("--rdzv-endpoint"))
+        serves = (psutil.CONN_LISTEN, int(endpoint.rpartition(":")[2]))
+        if serves not in [
+            (each.status, each.laddr.port) for each in process.net_connections() if each.laddr
+        ]:
             (rank,) = process.children()
     (tmp_path / rank.environ()["RANK"]).touch()
     rank.send_signal(signal.SIGUSR2)
     assert job.wait().codes == [75, 75], job.log
     assert "failed to shutdown the rendezvous" in job.log and "Traceback" not in job.log
-
-
-def _family(job: Job) -> list[psutil.Process]:
-    torchrun_process = psutil.Process(job.processes[0].pid)
-    return [torchrun_process, *torchrun_process.children(recursive=True)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])

@@ -3,10 +3,11 @@
 import shutil
 from pathlib import Path
 
+import compiler
 import pytest
 
 from .conftest import QUICK, spawn, tasks
-from .storm import compile_faults
+from .storm import SOURCE
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is missing: run scripts/install-slurm.sh")
@@ -15,7 +16,7 @@ def test_files_and_names_are_synced_in_order(project: Path, tmp_path: Path, stra
     run = tmp_path / "runs/new/run"
     flags = ("--max-steps=20", "--log-every=5", "--checkpoint-every=10", f"--strategy={strategy}")
     command = ["demo", "train", f"--run-dir={run}", *QUICK, *flags]
-    shim = {"LD_PRELOAD": str(compile_faults(tmp_path)), "TRACE": str(tmp_path / "trace")}
+    shim = {"LD_PRELOAD": str(compiler.build(SOURCE, tmp_path)), "TRACE": str(tmp_path / "trace")}
     job = spawn(project, tmp_path / "log", [command] * 2, tasks(2, **shim))
     job.run_dir = run
     job.wait()

@@ -18,7 +18,7 @@ import pytest
 from metrics import measured, reproducible
 
 from .conftest import Job, srun, torchrun
-from .storm import Faults, Storm, compile_faults
+from .storm import Faults, Storm
 from .test_tensorboard import tensorboard
 from .test_trackers import command
 
@@ -51,7 +51,7 @@ def test_a_storm_changes_nothing(
     if name == "faults":
         if not shutil.which("gcc"):
             pytest.skip("gcc is missing: run scripts/install-slurm.sh")
-        faults = Faults(compile_faults(tmp_path), tmp_path)
+        faults = Faults(tmp_path)
 
     def start(run_dir: Path) -> Job:
         match name:

@@ -1,8 +1,9 @@
 """A stand-in for pyxis, which is compiled for the Slurm of this machine."""
 
 import shutil
-import subprocess
 from pathlib import Path
+
+import compiler
 
 SOURCE = Path(__file__).with_suffix(".c")
 HEADER = Path("/usr/include/slurm/spank.h")
@@ -17,8 +18,6 @@ def missing() -> str | None:
 
 def build(folder: Path) -> str:
     """Compile the plugin into a folder; return the line of plugstack.conf that loads it."""
-    plugin = folder / "pyxis.so"
-    options = ("-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC")
-    subprocess.run(["gcc", *options, "-o", plugin, SOURCE], check=True)
+    plugin = compiler.build(SOURCE, folder)
     plugin.chmod(0o755)
     return f"required {plugin}\n"

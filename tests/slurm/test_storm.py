@@ -10,6 +10,7 @@ import signal
 import time
 from contextlib import suppress
 
+import metrics
 import psutil
 import pytest
 
@@ -53,7 +54,7 @@ def come_to_a_moment(job: Job, chance: random.Random) -> bool:
 def hit(job: Job, chance: random.Random) -> str:
     """Do something to a job; return what."""
     cluster, number = job.project.cluster, chance.choice(SIGNALS)
-    step = job.metrics()[-1]["step"] if job.metrics() else 0
+    step = metrics.last_step(job.run_dir)
     kind = chance.choice(["rank", "ranks", "scancel", "requeue", "shell", "pause"])
     ranks = list(job.ranks().values())
     with suppress(psutil.NoSuchProcess, IndexError, ValueError):

@@ -258,7 +258,7 @@ class _Thread(threading.Thread):
         reason = without_secrets(f"{type(error).__name__}: {error}").splitlines()[0]
         log.info("tracker %s failed (%s) and starts again", self.name, reason)
         known = known_ids(self.tracked.directory, self.tracked.rank).get(self.name)
-        # What it lost is in the file, and what still waits for it.
+        # What it lost is in the file, unless a full disk kept it out.
         main = self.tracked.rank == 0
         written = read_lines(self.tracked.directory / "metrics.jsonl") if main else []
         self.earlier = written + self.unflushed
