@@ -1,8 +1,10 @@
 """The benchmarks still run, over a handful of steps. How fast anything is, no test asks."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks import checkpoints, defaults, growth, report, startup, steps
+from benchmarks import checkpoints, defaults, growth, jpegs, loading, report, startup, steps
 from benchmarks.compare import Comparison
 from benchmarks.ranks import Setting, peer
 
@@ -28,6 +30,16 @@ def test_the_trainer_and_those_beside_it_are_timed(monkeypatch: pytest.MonkeyPat
         assert peer(SETTING, name, batch=4, warm_up=1, steps=3) > 0
     assert startup.joined(SETTING, ddp="yes") > 0
     assert all(defaults.changed(*change).is_dir() for change in defaults.CHANGES.values())
+
+
+@pytest.mark.slow
+def test_the_loading_of_images_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(loading, "WARM_UP", 1)
+    monkeypatch.setattr(loading, "BATCH", 4)
+    images = jpegs.write(tmp_path / "images", shards=2, each=40, edge=256)
+    assert all(loading.ours(SETTING, kind, images, steps=3) > 0 for kind in loading.OURS.values())
+    for loader in ("decoding", "files"):  # the others need packages that no test does
+        assert loading.theirs(SETTING, loader, images, steps=3) > 0
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
