@@ -7,6 +7,8 @@ itself, writes one file, and changes nothing else:
     python3 probe_cluster.py cluster.yml
     copier copy --data-file cluster.yml <address of the template> my-project
 
+With --job it also asks a compute node, by a job of a minute, and waits for it.
+
 Each answer in the file has the facts beside it that it was chosen by. What was not found is said
 there too, and left for Copier to ask.
 """
@@ -315,6 +317,7 @@ def hardware(found: List[Partition], config: Facts, services: Optional[Services]
         answers.append(Answer("cpu_partition", "" if cpu.default else cpu.name, [limits(cpu)]))
     if gpus.nodes:
         answers += gpu_answers(main, gpus)
+        answers += feature_answers(main) if cpu is main else []
     cpus = cpus_of_rank(main, cpu, gpus)
     shortest = min([main, cpu or main], key=lambda each: each.minutes)
     answers += [cpus, *memory_answers(main, cpu, gpus, cpus.value, config)]
@@ -358,6 +361,8 @@ def limits(partition: Partition) -> str:
     said = [f"{partition.name}: up to {facts.get('MaxTime', '?')}"]
     for field in ("DefaultTime", "MinNodes", "MaxNodes", "MaxCPUsPerNode"):
         said += [f"{field} {facts[field]}"] * bool(re.search("[1-9]", facts.get(field, "")))
+    disk = min((number(node.facts, "TmpDisk") for node in partition.nodes), default=0) // GIB
+    said += [f"TmpDisk {disk} GiB on each node"] * bool(disk)
     # From 26.05 on, Slurm calls it Exclusive.
     whole = facts.get("OverSubscribe") == "EXCLUSIVE" or facts.get("Exclusive") == "NODE"
     said += ["jobs get whole nodes"] * whole
@@ -382,6 +387,28 @@ def gpu_answers(partition: Partition, gpus: Gpus) -> List[Answer]:
         answers.append(Answer("gpu_type", gpus.kind, [said]))
     least = number(partition.facts, "MinNodes", 1)
     return answers + [Answer("nodes", least, [])] * (least > 2)
+
+
+def feature_answers(partition: Partition) -> List[Answer]:
+    """Return the features by which jobs with GPUs, and those without, find nodes of their kind."""
+
+    def only(nodes: List[Node], others: List[Node]) -> List[str]:
+        own, theirs = [
+            [set(node.facts.get("AvailableFeatures", "").split(",")) for node in group]
+            for group in (nodes, others)
+        ]
+        found = set.intersection(*own) - set().union(*theirs) - {"(null)"}
+        return sorted(name for name in found if re.match(r"\w[\w.:-]*\Z", name))
+
+    gpu = [node for node in partition.nodes if node.gpus]
+    cpu = [node for node in partition.nodes if "gpu" not in node.facts.get("Gres", "")]
+    if not (gpu and cpu and only(gpu, cpu) and only(cpu, gpu)):
+        return []
+    said = f"{partition.name} has {len(cpu)} node(s) without GPUs, too; features tell them apart"
+    return [
+        Answer("constraint", only(gpu, cpu)[0], [said]),
+        Answer("cpu_sbatch_options", "--constraint=" + only(cpu, gpu)[0], []),
+    ]
 
 
 def cpus_of_rank(main: Partition, cpu: Optional[Partition], gpus: Gpus) -> Answer:
@@ -481,36 +508,92 @@ def account_answers(
     return [Answer("account", account, facts), Answer("qos", qos, [said])]
 
 
+def options_of(mode: str, answers: List[Answer]) -> List[str]:
+    """Return the options with which a project of these answers asks for a launch mode."""
+    chosen = {question: value for question, value, _ in answers if value}
+    gpu = mode != "cpu"
+    alone = chosen["launch_modes"] == ["cpu"]
+    ranks = chosen["gpus_per_node"] if gpu else 2
+    per = "-per-cpu" if chosen.get("memory_scope") == "cpu" else ""
+    wanted = {
+        "partition": chosen.get("partition" if gpu or alone else "cpu_partition"),
+        "account": chosen.get("account"),
+        "qos": chosen.get("qos"),
+        "constraint": chosen.get("constraint") if gpu else None,
+        "time": chosen["time_limit"],
+        "nodes": chosen.get("nodes", 2) if mode == "multi_node" else 1,
+        "ntasks-per-node": ranks,
+        "cpus-per-task": chosen["cpus_per_task"],
+        "gres": ":".join(["gpu", *filter(None, [chosen.get("gpu_type")]), str(ranks)])
+        if gpu
+        else None,
+        "mem" + per: chosen.get("memory") if chosen.get("memory_scope") != "gpu" else None,
+    }
+    options = [f"--{name}={value}" for name, value in wanted.items() if value]
+    return options if gpu else options + chosen.get("cpu_sbatch_options", "").split()
+
+
 def verdicts(answers: List[Answer]) -> List[str]:
     """Return what Slurm and the site's filters say of such jobs; none is submitted."""
-    chosen = {question: value for question, value, _ in answers if value}
     lines = []
-    for mode in chosen.get("launch_modes", []):
-        gpu = mode != "cpu"
-        alone = chosen["launch_modes"] == ["cpu"]
-        ranks = chosen["gpus_per_node"] if gpu else 2
-        per = "-per-cpu" if chosen.get("memory_scope") == "cpu" else ""
-        wanted = {
-            "partition": chosen.get("partition" if gpu or alone else "cpu_partition"),
-            "account": chosen.get("account"),
-            "qos": chosen.get("qos"),
-            "time": chosen["time_limit"],
-            "nodes": chosen.get("nodes", 2) if mode == "multi_node" else 1,
-            "ntasks-per-node": ranks,
-            "cpus-per-task": chosen["cpus_per_task"],
-            "gres": ":".join(["gpu", *filter(None, [chosen.get("gpu_type")]), str(ranks)])
-            if gpu
-            else None,
-            "mem" + per: chosen.get("memory") if chosen.get("memory_scope") != "gpu" else None,
-        }
-        options = [f"--{name}={value}" for name, value in wanted.items() if value]
+    for mode in modes_of(answers):
         script = 'sbatch --test-only "$@" --wrap=true 2>&1 || true'
-        said = ask("sh", "-c", script, "sh", *options) or ""
+        said = ask("sh", "-c", script, "sh", *options_of(mode, answers)) or ""
         for verdict, pattern in (("refuses", "error: (.*)"), ("takes", r"(Job \d+ to start.*)")):
             found = re.search(f"^sbatch: {pattern}$", said, re.MULTILINE)
             if found:
                 lines.append(f"sbatch --test-only {verdict} {mode}: {found.group(1)}")
                 break
+    return lines
+
+
+def modes_of(answers: List[Answer]) -> List[str]:
+    """Return the launch modes that were chosen."""
+    return next((value for question, value, _ in answers if question == "launch_modes"), [])
+
+
+def ask_a_node(answers: List[Answer]) -> List[str]:
+    """Return lines about a compute node, of a job that is like the trainings but for its time."""
+    modes = [mode for mode in reversed(modes_of(answers)) if mode != "multi_node"]
+    if not modes:
+        return []
+    options = [each for each in options_of(modes[0], answers) if not each.startswith("--time=")]
+    waiting = "Waiting for a job of a minute on a compute node; Ctrl-C goes on without it."
+    print(waiting, file=sys.stderr)
+    command = ["srun", "--ntasks=1", "--ntasks-per-node=1", "--time=1", "--quiet"]
+    command += [each for each in options if not each.startswith("--ntasks-per-node=")]
+    asked = [*command, "python3", os.path.abspath(__file__), "--this-node"]
+    try:
+        done = subprocess.run(
+            asked, stdout=subprocess.PIPE, encoding="ascii", errors="backslashreplace"
+        )
+    except (OSError, KeyboardInterrupt):
+        return ["No compute node was asked."]
+    if done.returncode:
+        return [f"No compute node answered: {' '.join(command)} ended with {done.returncode}."]
+    return done.stdout.splitlines()
+
+
+def this_node() -> List[str]:
+    """Return lines about the node that this runs on, for a project's ranks."""
+    lines = [f"The compute node {socket.gethostname()}:"]
+    lines += [f"  python3 is {'.'.join(map(str, sys.version_info[:3]))} without a module"]
+    lines += ["  network interfaces: " + interfaces()]
+    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
+    try:
+        socket.create_connection(("github.com", 443), 5).close()
+        lines.append("  it reaches the internet")
+    except OSError as error:
+        said = ", but it has a proxy (https_proxy)" if proxy else ": trackers must log offline"
+        lines.append(f"  it does not reach the internet ({error}){said}")
+    for name in ("SLURM_TMPDIR", "TMPDIR"):
+        path = os.environ.get(name)
+        shown = path and ask("df", "--output=fstype,avail", "--block-size=1G", path)
+        about = "{}, {} GiB free".format(*shown.split()[-2:]) if shown else "not a folder here"
+        lines.append(f"  ${name}: " + (f"{path} ({about})" if path else "not set"))
+    driver = ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if driver:
+        lines.append("  its first GPU and driver: " + driver.splitlines()[0])
     return lines
 
 
@@ -617,22 +700,26 @@ def containers() -> str:
     return f"Containers: {said} is here: `container: apptainer` is a choice{built}."
 
 
-def interfaces(node: Facts) -> List[str]:
-    """Return lines about the network, and the way to a node."""
+def interfaces() -> str:
+    """Return this node's network interfaces, with their addresses."""
     virtual = re.compile("lo |(docker|virbr|veth|br-|cni|tun|tailscale|podman)")
     listing = ask("ip", "-o", "-4", "address", "show") or ""
     rows = [" ".join(row) for row in re.findall(r"^\d+: (\S+)\s+inet (\S+)", listing, re.MULTILINE)]
-    rows = [row for row in rows if not virtual.match(row)]
-    lines = ["Network interfaces of this node: " + (", ".join(rows) or "none found")]
+    return ", ".join(row for row in rows if not virtual.match(row)) or "none found"
+
+
+def way_to(node: Facts) -> List[str]:
+    """Return lines about the way to a node."""
+    lines = []
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(node.get("NodeAddr", ""))
         way = re.search(r" dev (\S+)", ask("ip", "-o", "route", "get", address) or "")
         if way:
-            said = (
+            lines = [
                 f"  {node['NodeName']} is reached through {way.group(1)}. If ranks can't reach each"
-            )
-            lines += [said + " other, name the nodes' own in", "  slurm/site.sh, such as:"]
-            lines[-1] += f" export GLOO_SOCKET_IFNAME={way.group(1)}"
+                " other, name the nodes' own in",
+                f"  slurm/site.sh, such as: export GLOO_SOCKET_IFNAME={way.group(1)}",
+            ]
     return lines
 
 
@@ -683,8 +770,11 @@ def text(about: str, answers: List[Answer], notes: List[str]) -> str:
     return "\n".join([*lines, "", *("# " + note for note in notes)]) + "\n"
 
 
-def probe() -> str:
+def probe(job: bool) -> str:
     """Ask everything, and return the file.
+
+    Args:
+        job: whether a compute node is asked, too.
 
     Raises:
         SystemExit: Slurm is not here, or does not answer.
@@ -704,8 +794,10 @@ def probe() -> str:
         *verdicts(answers),
         *rules(config),
         containers(),
-        *interfaces(partitions[0].nodes[0].facts),
+        "Network interfaces of this node: " + interfaces(),
+        *way_to(partitions[0].nodes[0].facts),
         *folders(),
+        *(ask_a_node(answers) if job else ["With --job, a compute node is asked, too."]),
     ]
     about = f"the cluster {cluster}, asked on {socket.gethostname()}, Slurm {release}"
     return text(about, answers, notes)
@@ -715,10 +807,18 @@ def main() -> None:
     """Write the answers file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", default="cluster.yml", help="what to write; - prints it")
-    file = parser.parse_args().file
+    parser.add_argument(
+        "--job", action="store_true", help="ask a compute node, too, by a short job"
+    )
+    parser.add_argument("--this-node", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.this_node:
+        print("\n".join(this_node()))
+        return
+    file = args.file
     if file != "-" and os.path.lexists(file):
         sys.exit(f"error: {file} exists: name another file, or remove it")
-    answers = probe()
+    answers = probe(args.job)
     if file == "-":
         print(answers, end="")
         return

@@ -131,6 +131,24 @@ def test_the_page_of_variants_is_current(classes: Classes, pytestconfig: pytest.
     golden(pytestconfig, "variants.md", VARIANTS.format(len(classes.variants), table))
 
 
+def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
+    """It is made of what is at the top of each preset; tests/slurm/test_sites.py takes them all."""
+    rows = []
+    for file in sorted(TEMPLATE.glob("sites/*.yml")):
+        comment = " ".join(re.findall(r"^# ?(.*)$", file.read_text("utf-8"), re.MULTILINE))
+        about, day = re.match(r"(.+?)\. From .* compared on ([\d-]+)\. ", comment).groups()
+        unusual = re.search(r"Unusual: (.+)\.$", comment)
+        done = ["submitted", "trained"]
+        if list(TEMPLATE.glob(f"tests/slurm/sites/*/{file.stem}.lua")):
+            done.append("refused without it")
+        preset = f"[{file.name}](../sites/{file.name})"
+        cells = [about, preset, day, unusual.group(1) if unusual else "", ", ".join(done)]
+        rows.append(f"| {' | '.join(cells)} |\n")
+    text = (TEMPLATE / "docs/sites.md").read_text("utf-8")
+    before, _, after = re.split(r"(?<=\|---\|\n)((?:\|.*\n)+)", text)
+    golden(pytestconfig, "sites.md", before + "".join(rows) + after)
+
+
 def golden(config: pytest.Config, name: str, text: str) -> None:
     """Compare a text with a page in docs/, or write it there if that is asked for."""
     file = TEMPLATE / "docs" / name

@@ -122,6 +122,25 @@ def test_every_version_gives_the_same_answers(ask: Ask, release: str, render: Re
         assert f"#SBATCH --{line}\n" in script
 
 
+def test_features_tell_nodes_of_one_partition_apart(ask: Ask, render: Renderer) -> None:
+    written, answers = ask(
+        "24.11",
+        ("AvailableFeatures=ib ", "AvailableFeatures=cpu,ib "),
+        ("AvailableFeatures=a100,", "AvailableFeatures=gpu,a100,"),
+        ("AvailableFeatures=h100,", "AvailableFeatures=gpu,h100,"),
+        ("Partitions=cpu,scavenge ", "Partitions=gpu,scavenge "),
+        ("TmpDisk=0", "TmpDisk=900000"),
+    )
+    assert (answers["partition"], answers["cpu_partition"]) == ("gpu", "gpu")
+    assert answers["constraint"] == "gpu"
+    assert answers["cpu_sbatch_options"] == "--constraint=cpu"
+    assert "# gpu has 2 node(s) without GPUs, too; features tell them apart\n" in written
+    assert "# gpu: up to 2-00:00:00, MaxCPUsPerNode 96, TmpDisk 878 GiB on each node\n" in written
+    files = render({**answers, "package_name": "demo"})
+    assert '#SBATCH --constraint="gpu"\n' in files["slurm/train_single_node.sbatch"]
+    assert "#SBATCH --constraint=cpu\n" in files["slurm/train_cpu.sbatch"]
+
+
 @pytest.mark.parametrize("release", ["20.11", "24.11", "26.05"])
 def test_partitions_that_give_whole_nodes(probe: ModuleType, release: str) -> None:
     lines = (RECORDED / f"slurm-{release}.txt").read_text().splitlines()

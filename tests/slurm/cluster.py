@@ -55,7 +55,8 @@ class Cluster:
         gpus: of each node.
         memory: of each node, in MB.
         cores: of each node.
-        job_submit: Lua that sees each job before Slurm takes it.
+        job_submit: Lua with which Slurm looks at each job before it takes it.
+        cli_filter: Lua with which sbatch and srun look at what they are asked.
         hasty: whether a job that is requeued starts at once, and a node that is silent is soon
             given up. A machine that stands still for some seconds then loses jobs.
 
@@ -72,12 +73,14 @@ class Cluster:
         memory: int = MEMORY,
         cores: int = CORES,
         job_submit: str = "",
+        cli_filter: str = "",
         hasty: bool = False,
     ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.settings = settings
         self.gpus = gpus
-        self.memory, self.cores, self.job_submit, self.hasty = memory, cores, job_submit, hasty
+        self.memory, self.cores, self.hasty = memory, cores, hasty
+        self.job_submit, self.cli_filter = job_submit, cli_filter
         # munge accepts no folder below one that is closed to others, as pytest's are.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
@@ -290,6 +293,7 @@ class Cluster:
             "gres.conf": f"Name=gpu Type=a100 File={devices}\n" if self.gpus else "",
             "slurm.conf": self._slurm_conf(addresses),
             "job_submit.lua": self.job_submit,
+            "cli_filter.lua": self.cli_filter,
             "plugstack.conf": "" if pyxis.missing() else pyxis.build(self.folder),
         }
         for name, text in files.items():
@@ -332,6 +336,7 @@ SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {"JobSubmitPlugins=lua" if self.job_submit else ""}
+{"CliFilterPlugins=lua" if self.cli_filter else ""}
 {self.settings}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=1-00:00:00 PriorityTier=1 GraceTime=30

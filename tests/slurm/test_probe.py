@@ -1,5 +1,6 @@
 """What a cluster says of itself becomes a project whose scripts that cluster takes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ from .cluster import Cluster
 from .jobs import Project
 
 
-def probed(cluster: Cluster, folder: Path) -> tuple[str, dict[str, Any]]:
+def probed(cluster: Cluster, folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
     """Run the probe on the login node; return the file that it writes, and the answers in it."""
-    done = cluster.run(sys.executable, f"{TEMPLATE}/hooks/probe_cluster.py", cwd=folder)
-    assert done.stderr == ""
+    probe = f"{TEMPLATE}/hooks/probe_cluster.py"
+    done = cluster.run(sys.executable, probe, *options, cwd=folder)
+    assert done.stderr == "" or options
     text = (folder / "cluster.yml").read_text()
     return text, yaml.safe_load(text)
 
@@ -79,6 +81,20 @@ def test_gpus_and_two_partitions(cluster: Cluster, tmp_path: Path) -> None:
     assert {"train_cpu.sbatch", "train_single_node.sbatch", "train_multi_node.sbatch"} <= scripts
 
 
+def test_a_compute_node_is_asked(cluster: Cluster, tmp_path: Path) -> None:
+    text, answers = probed(cluster, tmp_path, "--job")
+    assert answers["launch_modes"] == ["cpu", "single_node", "multi_node"]
+    about = text.partition("# The compute node n")[2]
+    assert re.match(r"[123]:\n#   python3 is 3\.", about)
+    for fact in (
+        "#   network interfaces: eth0 10.77.0.",
+        "#   it does not reach the internet (",
+        "): trackers must log offline\n",
+        "#   $SLURM_TMPDIR: not set\n",
+    ):
+        assert fact in about
+
+
 def test_no_gpus(tmp_path: Path) -> None:
     short = "PartitionName=short Nodes=n1 MaxTime=10 MaxCPUsPerNode=2"
     with Cluster(nodes=2, settings=short, gpus=0) as cluster:
@@ -105,9 +121,10 @@ end
 function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
 """
     with Cluster(nodes=1, job_submit=filter) as cluster:
-        text, _ = probed(cluster, tmp_path)
+        text, _ = probed(cluster, tmp_path, "--job")
     assert "# sbatch --test-only refuses single_node: an account must be given\n" in text
     assert "# JobSubmitPlugins = lua: it may refuse" in text
+    assert "# No compute node answered: srun --ntasks=1 " in text
 
 
 @pytest.mark.parametrize("system", ["environment-modules", "lmod"])

@@ -23,17 +23,13 @@ GPUS = {"alps": 4, "archer2": 4, "delta": 4, "frontier": 8, "lumi": 8}
 GPUS |= {"perlmutter": 4, "snellius": 4, "tacc-vista": 0}
 GPUS |= {"berzelius": 8, "coreweave": 8, "hyperpod": 0, "isambard-ai": 4, "setonix": 8}
 GPUS |= {"smu-superpod": 8, "alliance": 4, "jean-zay": 4, "juwels-booster": 4, "leonardo": 4}
-GPUS |= {"mila": 4}
-# What each filter says of a project with the default answers, and an account; nothing where the
-# site's documentation says of nothing in it that it is refused.
-REFUSED = {
-    "archer2": "a partition and a QOS must be given",
-    "lumi": "an account and a partition must be given",
-    "tacc-vista": "--gres is not supported",
-}
+GPUS |= {"marenostrum5": 4, "mila": 4, "ncsu-hazel": 4}
+# What a preset leaves to its user, and the site demands.
+GIVEN = {"ncsu-hazel": {"gpu_type": "a100"}}
 TRAINING = ("--device=cpu", "--dataset=synthetic", "--max-steps=3")
-# The file of a site says what is refused, where its documentation says it.
-FILTER = """
+# What a site refuses, where its documentation says so: of jobs, or of options of sbatch and srun.
+FILTERS = Path(__file__).with_name("sites")
+JOB_SUBMIT = """
 function slurm_job_submit(job, partitions, user)
     local reason = refused(job)
     -- What has no script is a step that prepares the cluster.
@@ -43,10 +39,20 @@ function slurm_job_submit(job, partitions, user)
 end
 function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
 """
+CLI_FILTER = """
+function slurm_cli_pre_submit(options, offset)
+    local reason = refused(options)
+    if reason == nil then return slurm.SUCCESS end
+    slurm.log_error(reason)
+    return slurm.ERROR
+end
+function slurm_cli_setup_defaults(options, early) return slurm.SUCCESS end
+function slurm_cli_post_submit(offset, job, step) return slurm.SUCCESS end
+"""
 
 
 @contextmanager
-def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
+def site(name: str, preset: dict[str, Any], folder: Path, gpus: int) -> Iterator[Cluster]:
     """A cluster with a site's partitions, modules and filter; that with GPUs gives whole nodes."""
     lines = [
         f"PartitionName={preset[key]} Nodes=ALL MaxTime=INFINITE {shared}"
@@ -54,16 +60,17 @@ def site(name: str, preset: dict[str, Any], folder: Path) -> Iterator[Cluster]:
         if key in preset
     ]
     loaded = preset.get("modules", "").split()
-    rules = TEMPLATE / f"tests/slurm/sites/{name}.lua"
+    rules, asked = (FILTERS / f"{kind}/{name}.lua" for kind in ("job_submit", "cli_filter"))
     with ExitStack() as stack:
         cluster = stack.enter_context(
             Cluster(
                 nodes=2,
                 settings="\n".join(lines),
-                gpus=GPUS[name],
+                gpus=gpus,
                 cores=300,
                 memory=400_000,
-                job_submit=rules.read_text() + FILTER if rules.exists() else "",
+                job_submit=rules.read_text() + JOB_SUBMIT if rules.exists() else "",
+                cli_filter=asked.read_text() + CLI_FILTER if asked.exists() else "",
             )
         )
         if feature := preset.get("constraint"):
@@ -86,15 +93,13 @@ def scripts(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any])
     return [Submitted(answers, root, path) for path in files if path.endswith(".sbatch")]
 
 
-def whole(answers: dict[str, Any]) -> bool:
-    """Whether a job must have a whole node, as it asks for no cores."""
-    return answers.get("task_options") == "srun"
-
-
 def training(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]) -> str:
-    """Write a project that can train, as two ranks where it can; return the script that does."""
-    two = {"gpus_per_node": 2, "exclusive": False} if not whole(answers) else {}
-    for path, text in render({**answers, **two, "trackers": []}).items():
+    """Write a project that can train, for two GPUs a node at most; return the script that does."""
+    all_gpus = answers.get("gpus_per_node", 2)
+    gpus = min(2, all_gpus)
+    options = answers.get("srun_options", "").replace(f"gpu:{all_gpus}", f"gpu:{gpus}")
+    fewer = {**answers, "gpus_per_node": gpus, "srun_options": options, "trackers": []}
+    for path, text in render(fewer).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     (root / "slurm/site.sh").write_text(site_sh)
@@ -106,6 +111,19 @@ def training(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]
     return f"slurm/train_{modes[0]}.sbatch"
 
 
+def submit(cluster: Cluster, root: Path, script: str, *options: str) -> str:
+    """Submit a script and return its job."""
+    done = cluster.run("sbatch", "--parsable", script, *options, cwd=root, check=False)
+    assert done.returncode == 0, f"{script}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def ended(cluster: Cluster) -> dict[str, str]:
+    """Wait for all jobs, and return the state of each."""
+    wait_for(lambda: set(states(cluster).values()) <= ENDED, lambda: cluster.logs, 1)
+    return states(cluster)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None:
     if reason := missing() or modules.missing("environment-modules"):
@@ -113,41 +131,45 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
     text = (TEMPLATE / f"sites/{name}.yml").read_text()
     preset = yaml.safe_load(text)
     assert set(preset) <= set(QUESTIONS)
-    assert f"[{name}.yml](../sites/{name}.yml)" in (TEMPLATE / "docs/sites.md").read_text()
-    given = {"package_name": "demo", "account": "proj-0042"}
+    project = {"package_name": "demo"}
+    answers = {**preset, **project, "account": "proj-0042", **GIVEN.get(name, {})}
     render = Renderer(copy_template(tmp_path / "template"))
     site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
-    jobs = scripts(render, tmp_path / "preset", site_sh, {**preset, **given})
-    scripts(render, tmp_path / "plain", "", given)
-    project = tmp_path / "trained"
-    train = training(render, project, site_sh, {**preset, **given})
-    with site(name, preset, tmp_path / "site") as cluster:
+    jobs = scripts(render, tmp_path / "preset", site_sh, answers)
+    scripts(render, tmp_path / "plain", "", project)
+    with site(name, preset, tmp_path / "site", GPUS[name]) as cluster:
         for job in jobs:
-            done = cluster.run("sbatch", "--parsable", job.path, cwd=job.root, check=False)
-            assert done.returncode == 0, f"{job.path}: {done.stderr}"
-            job.id = done.stdout.strip()
-        wait_for(lambda: set(states(cluster).values()) <= ENDED, lambda: cluster.logs, 1)
-        # Two ranks do not take a whole node, and would get all of its GPUs.
-        names = {preset[key] for key in ("partition", "cpu_partition") if key in preset}
-        for queue in () if whole(preset) else names:
-            cluster.run("scontrol", "update", f"PartitionName={queue}", "OverSubscribe=NO")
-        done = cluster.run("sbatch", "--parsable", train, *TRAINING, cwd=project, check=False)
-        assert done.returncode == 0, done.stderr
-        trained = done.stdout.strip()
-        wait_for(lambda: set(states(cluster).values()) <= ENDED, lambda: cluster.logs, 1)
-        ended = states(cluster)
-        (log,) = project.glob(f"logs/*-{trained}.out")
-        assert ended.pop(trained) == "COMPLETED", log.read_text()
-        (summary,) = project.glob("runs/*/*/summary.json")
-        assert json.loads(summary.read_text())["world_size"] in (2, GPUS[name])
-        faults = [fault for job in jobs if (fault := job.fault(ended[job.id]))]
+            job.id = submit(cluster, job.root, job.path)
+        found = ended(cluster)
+        faults = [fault for job in jobs if (fault := job.fault(found[job.id]))]
         assert not faults, "\n\n".join(faults)
         # From 26.05 on, a step can't give a task more GPUs than the job gives each.
         newer = " 26." in cluster.run("scontrol", "--version").stdout
         if preset["gpu_request"] != "none" and not (newer and name == "alps"):
             doctor = next(job for job in jobs if "doctor" in job.path)
             assert f"sees GPUs {','.join(map(str, range(GPUS[name])))}\n" in doctor.log
-        if name in REFUSED:
+        if filters := list(FILTERS.glob(f"*/{name}.lua")):
             script = "slurm/train_single_node.sbatch"
             done = cluster.run("sbatch", script, cwd=tmp_path / "plain", check=False)
-            assert done.returncode and REFUSED[name] in done.stderr, done.stderr
+            reasons = re.findall(r'return "(.+?)"', filters[0].read_text())
+            assert done.returncode and any(each in done.stderr for each in reasons), done.stderr
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_trains(name: str, tmp_path: Path) -> None:
+    """Two ranks train, on a node with as many GPUs: for more, this machine has too few cores."""
+    if reason := missing() or modules.missing("environment-modules"):
+        pytest.skip(reason)
+    text = (TEMPLATE / f"sites/{name}.yml").read_text()
+    preset = yaml.safe_load(text)
+    answers = {**preset, "package_name": "demo", "account": "proj-0042", **GIVEN.get(name, {})}
+    root = tmp_path / "demo"
+    site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
+    script = training(Renderer(copy_template(tmp_path / "template")), root, site_sh, answers)
+    with site(name, preset, tmp_path / "site", min(2, GPUS[name])) as cluster:
+        job = submit(cluster, root, script, *TRAINING)
+        found = ended(cluster)
+        (log,) = root.glob(f"logs/*-{job}.out")
+        assert found[job] == "COMPLETED", log.read_text()
+    (summary,) = root.glob("runs/*/*/summary.json")
+    assert json.loads(summary.read_text())["world_size"] == 2
