@@ -235,7 +235,8 @@ def database(root: Path) -> str:
     file = root.absolute() / "mlflow.db"
     if not file.exists():
         root.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=root, prefix=".mlflow-") as folder:
+        # Where it can't be made, that is what must be said, not what is left of it.
+        with TemporaryDirectory(dir=root, prefix=".mlflow-", ignore_cleanup_errors=True) as folder:
             fresh = Path(folder, "mlflow.db")
             artifacts = (root.absolute() / "mlartifacts").as_uri()
             SqlAlchemyStore(f"{SQLITE}{fresh}", artifacts).engine.dispose()

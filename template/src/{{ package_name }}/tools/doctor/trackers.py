@@ -2,6 +2,8 @@
 
 import os
 import socket
+import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,23 +24,40 @@ TIMEOUT = 10  # seconds for a server's answer
 
 def check(settings: "Settings") -> Iterator[Finding]:
     """Import each tracker as a run would, and see that its server answers."""
+    root = Path(settings.run_root).absolute()
+    folder = next(each for each in (root, *root.parents) if each.is_dir())
     for name in tracking.select(settings.trackers):
-        yield from attempt(name, _one, name)
+        yield from attempt(name, _one, name, folder)
     if DOTENV.exists() and DOTENV.stat().st_mode & 0o077:
         yield Finding("warning", ".env", "others can read the keys in .env: chmod 600 .env")
 
 
-def _one(name: str) -> Iterator[Finding]:
+def _one(name: str, folder: Path) -> Iterator[Finding]:
     tracking.load(name)
     found = f"version {version(name)}" if name in SERVERS else "can be imported"
-    yield from SERVERS.get(name, _files)(name, found)
+    yield from SERVERS.get(name, _files)(name, found, folder)
 
 
-def _files(name: str, found: str) -> Iterator[Finding]:
+def _files(name: str, found: str, _folder: Path) -> Iterator[Finding]:
     yield Finding("ok", name, f"{found}, writes files")
 
 
-def _wandb(name: str, found: str) -> Iterator[Finding]:
+def _database(name: str, found: str, folder: Path, server: str) -> Finding:
+    """Return whether files can be locked, as databases must: on some file systems they can't."""
+    if sys.platform != "win32":
+        import fcntl
+
+        with tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                message = f"files in {folder} can't be locked ({error.strerror}), as its database "
+                message += "must be: choose --run-root on another file system, or name a server in "
+                return Finding("error", name, message + server)
+    return Finding("ok", name, f"{found}, writes files")
+
+
+def _wandb(name: str, found: str, _folder: Path) -> Iterator[Finding]:
     """W&B falls back to files, so nothing here is an error."""
     mode = os.environ.get("WANDB_MODE")
     if mode not in (None, "", "online"):
@@ -60,18 +79,18 @@ def _wandb(name: str, found: str) -> Iterator[Finding]:
             yield Finding("ok", name, f"{found}, {where} answers")
 
 
-def _mlflow(name: str, found: str) -> Iterator[Finding]:
+def _mlflow(name: str, found: str, folder: Path) -> Iterator[Finding]:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri.startswith(("http://", "https://")):
-        yield from _files(name, found)
+        yield _database(name, found, folder, "MLFLOW_TRACKING_URI")
         return
     yield _server(name, found, *_fetch(uri, "/health"), "MLFLOW_TRACKING_URI")
 
 
-def _aim(name: str, found: str) -> Iterator[Finding]:
+def _aim(name: str, found: str, folder: Path) -> Iterator[Finding]:
     repository = os.environ.get("AIM_REPO", "")
     if not repository.startswith("aim://"):
-        yield from _files(name, found)
+        yield _database(name, found, folder, "AIM_REPO")
         return
     parts = urlsplit(repository)
     where = f"{parts.hostname}:{parts.port or 53800}"
@@ -108,7 +127,7 @@ def _fetch(url: str, path: str) -> tuple[str, str]:
         return address, str(getattr(error, "reason", error))
 
 
-SERVERS: dict[str, Callable[[str, str], Iterator[Finding]]] = {
+SERVERS: dict[str, Callable[[str, str, Path], Iterator[Finding]]] = {
     "tensorboard": _files,
     "wandb": _wandb,
     "mlflow": _mlflow,
