@@ -2,6 +2,7 @@
 
 import mmap
 import random
+import re
 import signal
 import struct
 import time
@@ -19,6 +20,10 @@ from .conftest import PATIENCE, Job
 SOURCE = Path(__file__).with_name("faults.c")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LAYOUT = struct.Struct("qqq1000s")  # of struct faults in faults.c
+# Python's own process that counts semaphores: one that was killed is started again, and wonders.
+TRACKER_WAS_KILLED = re.compile(
+    r'Traceback .*\n  File ".*/multiprocessing/resource_tracker\.py".*\n(?: .*\n)*\w.*\n'
+)
 ERRORS = {"ENOSPC": 28, "EDQUOT": 122, "EIO": 5}
 
 
@@ -95,7 +100,8 @@ class Storm:
             self.ends[tuple(job.codes)] += 1
             self.told.append(f"  ended with {job.codes}")
             # TensorBoard's own thread shows why it could not write.
-            assert self.faults or "Traceback" not in job.log, f"{self}\n{job.log}"
+            shown = TRACKER_WAS_KILLED.sub("", job.log)
+            assert self.faults or "Traceback" not in shown, f"{self}\n{job.log}"
             if not any(job.codes):
                 return job, times
         return self.start().wait(), 0

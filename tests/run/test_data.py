@@ -5,6 +5,8 @@ import gzip
 import hashlib
 import http.server
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,10 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+import psutil
 import pytest
 import torch
 
-from .conftest import edited, srun
+from .conftest import clean_environment, edited, srun
 
 LOCK = threading.Lock()
 
@@ -419,3 +422,44 @@ def test_the_log_says_once_that_steps_wait_for_data(
         project = edited(project, tmp_path, "data.py", line, pause + line)
     job = srun(project, tmp_path / "run", 2, "--max-steps=8", "--log-every=2").wait()
     assert job.log.count("of their time: --workers 4?") == slow
+
+
+LOADS = """
+import multiprocessing, os, sys
+from demo.core.loading.workers import _report
+
+def work(kills):
+    if kills:
+        os.kill(multiprocessing.parent_process().pid, 9)
+    try:
+        raise ConnectionResetError("by the rank")
+    except ConnectionResetError:
+        _report(*sys.exc_info())
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work, args=["kill" in sys.argv])
+    worker.start()
+    worker.join()
+"""
+
+
+def test_a_worker_says_nothing_of_the_end_of_its_rank(project: Path, tmp_path: Path) -> None:
+    """A rank that is killed, as when memory runs out, closes the connections of its workers."""
+    (tmp_path / "loads.py").write_text(LOADS)
+    for kill, said in (("", "ConnectionResetError: by the rank\n"), ("kill", "")):
+        env = clean_environment(project)
+        command = [sys.executable, str(tmp_path / "loads.py"), kill]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.stderr.endswith(said) and bool(done.stderr) == bool(said)
+
+
+def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 2, "--workers=1", "--max-steps=1000", STEP_SECONDS="0.05")
+    job.wait_for_step(3)
+    (rank, _) = job.processes
+    helpers = psutil.Process(rank.pid).children()
+    (worker,) = (child for helper in helpers for child in helper.children())
+    worker.kill()
+    assert job.wait().codes[0] == 1
+    error = "error: a loading worker was killed, for its memory perhaps (DataLoader worker (pid"
+    assert error in job.log and "Traceback" not in job.log

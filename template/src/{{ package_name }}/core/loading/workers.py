@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pickle import PicklingError
+from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -40,15 +41,27 @@ def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
     """Return a loader's batches of an epoch, which its workers load from now on from a dataset.
 
     Raises:
-        UsageError: workers can't get the dataset, since it can't be pickled.
+        UsageError: workers can't get the dataset, since it can't be pickled; later, one was killed.
     """
     try:
-        return iter(loader)
+        return _loaded(iter(loader))
     except (PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"loading workers can't get the {type(dataset).__name__} of data.py: {error}; "
             "make it without lambdas and open files (a worker opens them at its first read), or "
             "use --workers 0"
+        ) from None
+
+
+def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise UsageError(
+            f"a loading worker was killed, for its memory perhaps ({error}): ask for more memory, "
+            "or use fewer --workers"
         ) from None
 
 
@@ -70,7 +83,17 @@ def _start_fork_server(module: str) -> None:
 def _begin(_worker: int) -> None:
     """Let this process, a new loading worker, ignore signals, and end when its rank does."""
     ignore_signals()
+    sys.excepthook = _report
     threading.Thread(target=_leave_with_rank, daemon=True).start()
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what went wrong, unless it is that the rank is gone: that has a reason of its own."""
+    rank = multiprocessing.parent_process()
+    assert rank is not None
+    rank.join(1)  # its connections are closed first
+    if rank.is_alive():
+        sys.__excepthook__(kind, error, trace)
 
 
 def _leave_with_rank() -> None:
