@@ -552,51 +552,6 @@ def modes_of(answers: List[Answer]) -> List[str]:
     return next((value for question, value, _ in answers if question == "launch_modes"), [])
 
 
-def ask_a_node(answers: List[Answer]) -> List[str]:
-    """Return lines about a compute node, of a job that is like the trainings but for its time."""
-    modes = [mode for mode in reversed(modes_of(answers)) if mode != "multi_node"]
-    if not modes:
-        return []
-    options = [each for each in options_of(modes[0], answers) if not each.startswith("--time=")]
-    waiting = "Waiting for a job of a minute on a compute node; Ctrl-C goes on without it."
-    print(waiting, file=sys.stderr)
-    command = ["srun", "--ntasks=1", "--ntasks-per-node=1", "--time=1", "--quiet"]
-    command += [each for each in options if not each.startswith("--ntasks-per-node=")]
-    asked = [*command, "python3", os.path.abspath(__file__), "--this-node"]
-    try:
-        done = subprocess.run(
-            asked, stdout=subprocess.PIPE, encoding="ascii", errors="backslashreplace"
-        )
-    except (OSError, KeyboardInterrupt):
-        return ["No compute node was asked."]
-    if done.returncode:
-        return [f"No compute node answered: {' '.join(command)} ended with {done.returncode}."]
-    return done.stdout.splitlines()
-
-
-def this_node() -> List[str]:
-    """Return lines about the node that this runs on, for a project's ranks."""
-    lines = [f"The compute node {socket.gethostname()}:"]
-    lines += [f"  python3 is {'.'.join(map(str, sys.version_info[:3]))} without a module"]
-    lines += ["  network interfaces: " + interfaces()]
-    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
-    try:
-        socket.create_connection(("github.com", 443), 5).close()
-        lines.append("  it reaches the internet")
-    except OSError as error:
-        said = ", but it has a proxy (https_proxy)" if proxy else ": trackers must log offline"
-        lines.append(f"  it does not reach the internet ({error}){said}")
-    for name in ("SLURM_TMPDIR", "TMPDIR"):
-        path = os.environ.get(name)
-        shown = path and ask("df", "--output=fstype,avail", "--block-size=1G", path)
-        about = "{}, {} GiB free".format(*shown.split()[-2:]) if shown else "not a folder here"
-        lines.append(f"  ${name}: " + (f"{path} ({about})" if path else "not set"))
-    driver = ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    if driver:
-        lines.append("  its first GPU and driver: " + driver.splitlines()[0])
-    return lines
-
-
 def rules(config: Facts) -> List[str]:
     """Return lines about what the site added to Slurm."""
     names = [name for name in ("CliFilterPlugins", "JobSubmitPlugins") if config.get(name)]
@@ -747,6 +702,51 @@ def folders() -> List[str]:
         *lines,
         "  " + (hint or "no shared scratch was found"),
     ]
+
+
+def ask_a_node(answers: List[Answer]) -> List[str]:
+    """Return lines about a compute node, of a job that is like the trainings but for its time."""
+    modes = [mode for mode in reversed(modes_of(answers)) if mode != "multi_node"]
+    if not modes:
+        return []
+    options = [each for each in options_of(modes[0], answers) if not each.startswith("--time=")]
+    waiting = "Waiting for a job of a minute on a compute node; Ctrl-C goes on without it."
+    print(waiting, file=sys.stderr)
+    command = ["srun", "--ntasks=1", "--ntasks-per-node=1", "--time=1", "--quiet"]
+    command += [each for each in options if not each.startswith("--ntasks-per-node=")]
+    asked = [*command, "python3", os.path.abspath(__file__), "--this-node"]
+    try:
+        done = subprocess.run(
+            asked, stdout=subprocess.PIPE, encoding="ascii", errors="backslashreplace"
+        )
+    except (OSError, KeyboardInterrupt):
+        return ["No compute node was asked."]
+    if done.returncode:
+        return [f"No compute node answered: {' '.join(command)} ended with {done.returncode}."]
+    return done.stdout.splitlines()
+
+
+def this_node() -> List[str]:
+    """Return lines about the node that this runs on, for a project's ranks."""
+    lines = [f"The compute node {socket.gethostname()}:"]
+    lines += [f"  python3 is {'.'.join(map(str, sys.version_info[:3]))} without a module"]
+    lines += ["  network interfaces: " + interfaces()]
+    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
+    try:
+        socket.create_connection(("github.com", 443), 5).close()
+        lines.append("  it reaches the internet")
+    except OSError as error:
+        said = ", but it has a proxy (https_proxy)" if proxy else ": trackers must log offline"
+        lines.append(f"  it does not reach the internet ({error}){said}")
+    for name in ("SLURM_TMPDIR", "TMPDIR"):
+        path = os.environ.get(name)
+        shown = path and ask("df", "--output=fstype,avail", "--block-size=1G", path)
+        about = "{}, {} GiB free".format(*shown.split()[-2:]) if shown else "not a folder here"
+        lines.append(f"  ${name}: " + (f"{path} ({about})" if path else "not set"))
+    driver = ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if driver:
+        lines.append("  its first GPU and driver: " + driver.splitlines()[0])
+    return lines
 
 
 # -- writing --------------------------------------------------------------------------------------
