@@ -709,11 +709,11 @@ def ask_a_node(answers: List[Answer]) -> List[str]:
     modes = [mode for mode in reversed(modes_of(answers)) if mode != "multi_node"]
     if not modes:
         return []
-    options = [each for each in options_of(modes[0], answers) if not each.startswith("--time=")]
     waiting = "Waiting for a job of a minute on a compute node; Ctrl-C goes on without it."
     print(waiting, file=sys.stderr)
-    command = ["srun", "--ntasks=1", "--ntasks-per-node=1", "--time=1", "--quiet"]
-    command += [each for each in options if not each.startswith("--ntasks-per-node=")]
+    # Of an option that comes twice, srun takes the last.
+    command = ["srun", "--quiet", *options_of(modes[0], answers)]
+    command += ["--ntasks=1", "--ntasks-per-node=1", "--time=1"]
     asked = [*command, "python3", os.path.abspath(__file__), "--this-node"]
     try:
         done = subprocess.run(

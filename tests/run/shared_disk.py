@@ -47,9 +47,9 @@ class Node(mfusepy.Operations):
     # -- names ------------------------------------------------------------------------------------
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
-        """Return what stat does; of what this node has written, with what is not sent yet."""
-        for number in self.unsent.keys() & {fh}:
-            self._send(number)
+        """Return what stat does."""
+        if fh is not None:
+            self._send(fh)
         found = os.lstat(self._real(path)) if fh is None else os.fstat(fh)
         values = {f"st_{name}": getattr(found, f"st_{name}") for name in NUMBERS}
         return values | {f"st_{name[:-3]}": getattr(found, f"st_{name}") for name in STATS}

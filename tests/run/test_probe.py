@@ -8,6 +8,7 @@ brought 20.11, Debian 13 24.11, and Debian's unstable 26.05.
 import ast
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -310,3 +311,21 @@ def test_without_slurms_controller(tmp_path: Path) -> None:
 
 def test_an_old_python_can_read_it() -> None:
     ast.parse(PROBE.read_text(), feature_version=(3, 6))
+
+
+def test_a_job_that_does_not_start_may_be_given_up(ask: Ask, tmp_path: Path) -> None:
+    """Ctrl-C reaches the probe and srun; the file is written without the node."""
+    ask("24.11")  # brings the commands
+    (tmp_path / "cluster.yml").unlink()
+    (tmp_path / "bin/srun").write_text('#!/bin/sh\n[ "$1" = --help ] || exec sleep 600\n')
+    env = {"HOME": str(tmp_path), "LOGNAME": "ada", "RECORDED": str(tmp_path / "recording")}
+    env["PATH"] = f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin"
+    command = [sys.executable, PROBE, "--job"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stderr=pipe, text=True, start_new_session=True
+    ) as probe:
+        assert probe.stderr.readline().startswith("Waiting for a job of a minute")
+        os.killpg(probe.pid, signal.SIGINT)
+        assert probe.wait(60) == 0
+    assert "# No compute node was asked.\n" in (tmp_path / "cluster.yml").read_text()

@@ -124,7 +124,7 @@ function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS en
         text, _ = probed(cluster, tmp_path, "--job")
     assert "# sbatch --test-only refuses single_node: an account must be given\n" in text
     assert "# JobSubmitPlugins = lua: it may refuse" in text
-    assert "# No compute node answered: srun --ntasks=1 " in text
+    assert "# No compute node answered: srun --quiet --time=01:00:00 " in text
 
 
 @pytest.mark.parametrize("system", ["environment-modules", "lmod"])

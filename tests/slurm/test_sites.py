@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,34 @@ function slurm_cli_post_submit(offset, job, step) return slurm.SUCCESS end
 """
 
 
+@dataclass
+class Preset:
+    """A file of sites/.
+
+    Attributes:
+        values: what it answers.
+        answers: with what it leaves to its user.
+        site_sh: what it says belongs in slurm/site.sh.
+    """
+
+    name: str
+    values: dict[str, Any]
+    answers: dict[str, Any]
+    site_sh: str
+    render: Renderer
+
+
 @contextmanager
-def site(name: str, preset: dict[str, Any], folder: Path, gpus: int) -> Iterator[Cluster]:
+def site(preset: Preset, folder: Path, gpus: int) -> Iterator[Cluster]:
     """A cluster with a site's partitions, modules and filter; that with GPUs gives whole nodes."""
+    values = preset.values
     lines = [
-        f"PartitionName={preset[key]} Nodes=ALL MaxTime=INFINITE {shared}"
+        f"PartitionName={values[key]} Nodes=ALL MaxTime=INFINITE {shared}"
         for key, shared in (("partition", "OverSubscribe=EXCLUSIVE"), ("cpu_partition", ""))
-        if key in preset
+        if key in values
     ]
-    loaded = preset.get("modules", "").split()
-    rules, asked = (FILTERS / f"{kind}/{name}.lua" for kind in ("job_submit", "cli_filter"))
+    loaded = values.get("modules", "").split()
+    rules, asked = (FILTERS / f"{kind}/{preset.name}.lua" for kind in ("job_submit", "cli_filter"))
     with ExitStack() as stack:
         cluster = stack.enter_context(
             Cluster(
@@ -73,7 +92,7 @@ def site(name: str, preset: dict[str, Any], folder: Path, gpus: int) -> Iterator
                 cli_filter=asked.read_text() + CLI_FILTER if asked.exists() else "",
             )
         )
-        if feature := preset.get("constraint"):
+        if feature := values.get("constraint"):
             features = [f"{which}Features={feature}" for which in ("Available", "Active")]
             cluster.run("scontrol", "update", "NodeName=n[1-2]", *features)
         if loaded:
@@ -124,20 +143,25 @@ def ended(cluster: Cluster) -> dict[str, str]:
     return states(cluster)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None:
+@pytest.fixture(params=PRESETS)
+def preset(request: pytest.FixtureRequest, tmp_path: Path) -> Preset:
+    """Each preset, and what renders projects."""
     if reason := missing() or modules.missing("environment-modules"):
         pytest.skip(reason)
+    name = request.param
     text = (TEMPLATE / f"sites/{name}.yml").read_text()
-    preset = yaml.safe_load(text)
-    assert set(preset) <= set(QUESTIONS)
-    project = {"package_name": "demo"}
-    answers = {**preset, **project, "account": "proj-0042", **GIVEN.get(name, {})}
-    render = Renderer(copy_template(tmp_path / "template"))
+    values = yaml.safe_load(text)
+    assert set(values) <= set(QUESTIONS)
+    answers = {**values, "package_name": "demo", "account": "proj-0042", **GIVEN.get(name, {})}
     site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
-    jobs = scripts(render, tmp_path / "preset", site_sh, answers)
-    scripts(render, tmp_path / "plain", "", project)
-    with site(name, preset, tmp_path / "site", GPUS[name]) as cluster:
+    return Preset(name, values, answers, site_sh, Renderer(copy_template(tmp_path / "template")))
+
+
+def test_a_preset_meets_the_rules_of_its_site(preset: Preset, tmp_path: Path) -> None:
+    name = preset.name
+    jobs = scripts(preset.render, tmp_path / "preset", preset.site_sh, preset.answers)
+    scripts(preset.render, tmp_path / "plain", "", {"package_name": "demo"})
+    with site(preset, tmp_path / "site", GPUS[name]) as cluster:
         for job in jobs:
             job.id = submit(cluster, job.root, job.path)
         found = ended(cluster)
@@ -145,7 +169,7 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
         assert not faults, "\n\n".join(faults)
         # From 26.05 on, a step can't give a task more GPUs than the job gives each.
         newer = " 26." in cluster.run("scontrol", "--version").stdout
-        if preset["gpu_request"] != "none" and not (newer and name == "alps"):
+        if preset.values["gpu_request"] != "none" and not (newer and name == "alps"):
             doctor = next(job for job in jobs if "doctor" in job.path)
             assert f"sees GPUs {','.join(map(str, range(GPUS[name])))}\n" in doctor.log
         if filters := list(FILTERS.glob(f"*/{name}.lua")):
@@ -155,18 +179,11 @@ def test_a_preset_meets_the_rules_of_its_site(name: str, tmp_path: Path) -> None
             assert done.returncode and any(each in done.stderr for each in reasons), done.stderr
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_trains(name: str, tmp_path: Path) -> None:
+def test_a_preset_trains(preset: Preset, tmp_path: Path) -> None:
     """Two ranks train, on a node with as many GPUs: for more, this machine has too few cores."""
-    if reason := missing() or modules.missing("environment-modules"):
-        pytest.skip(reason)
-    text = (TEMPLATE / f"sites/{name}.yml").read_text()
-    preset = yaml.safe_load(text)
-    answers = {**preset, "package_name": "demo", "account": "proj-0042", **GIVEN.get(name, {})}
     root = tmp_path / "demo"
-    site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
-    script = training(Renderer(copy_template(tmp_path / "template")), root, site_sh, answers)
-    with site(name, preset, tmp_path / "site", min(2, GPUS[name])) as cluster:
+    script = training(preset.render, root, preset.site_sh, preset.answers)
+    with site(preset, tmp_path / "site", min(2, GPUS[preset.name])) as cluster:
         job = submit(cluster, root, script, *TRAINING)
         found = ended(cluster)
         (log,) = root.glob(f"logs/*-{job}.out")
