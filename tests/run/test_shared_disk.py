@@ -76,14 +76,14 @@ def stop_after(job: Job, step: int) -> None:
     job.kill()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("strategy", "locks"), [("ddp", "own"), ("fsdp", "own"), ("ddp", "none")])
 def test_ranks_go_on_from_what_another_node_wrote(
-    project: Path, make_nodes: MakeNodes, launch: Launch, strategy: str
+    project: Path, make_nodes: MakeNodes, launch: Launch, strategy: str, locks: str
 ) -> None:
     """Killed, and started again with the first rank on the other node: it ends the same."""
     flags = (*LONG, f"--strategy={strategy}")
     whole = launch(2, *flags)
-    nodes = make_nodes(project, "own")
+    nodes = make_nodes(project, locks)
     for order, step in ((nodes, 15), (nodes[::-1], 35)):
         job = start(order, *flags, STEP_SECONDS="0.05")
         stop_after(job, step)
