@@ -71,6 +71,14 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
             {"samples by index": (parts, "index ms"), "a stream of shards": (parts, "stream ms")},
         ),
         _growth(
+            "Growth: resumed in an epoch of 10 million samples",
+            "ms",
+            {
+                "samples by index": (parts, "index resumed ms"),
+                "a stream of shards of known sizes": (parts, "stream resumed ms"),
+            },
+        ),
+        _growth(
             "Growth: Python's objects, at most",
             "KiB",
             {

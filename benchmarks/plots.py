@@ -27,10 +27,10 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     grown = [each for each in results["comparisons"].values() if "sizes" in each]
     rows = -(-len(grown) // COLUMNS)
     figure = Figure(figsize=(4 * COLUMNS, 3.1 * rows), layout="constrained", facecolor="white")
-    grid = figure.subplots(rows, COLUMNS, squeeze=False).flat
+    grid = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     for axes, each in zip(grid, grown, strict=False):
         _draw_growth(axes, each)
-    for axes in list(grid)[len(grown) :]:
+    for axes in grid[len(grown) :]:
         axes.set_axis_off()
     figure.savefig(path, dpi=110)
 

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from torch.utils.data import Dataset
 
 WHAT = os.environ["BENCHMARK_WHAT"]  # parts, or a strategy to train with
 SAMPLES, SHARDS, BATCH = 1_281_167, 8192, 32
+MANY = 10_000_000  # samples of an epoch that goes on in its middle
 ROWS, WIDTH, BLOCKS = 4096, 512, 4  # no layer has fewer rows than there are ranks
 MIB = 2**20
 
@@ -43,10 +44,13 @@ Figures = dict[str, float]
 
 
 class Indices(Dataset):
-    """As many samples as ImageNet has; the samples are their numbers."""
+    """Samples that are their numbers; as many as ImageNet has."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
 
     def __len__(self) -> int:
-        return SAMPLES
+        return self.samples
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         return torch.as_tensor(indices), torch.as_tensor(indices)
@@ -57,9 +61,9 @@ class Indices(Dataset):
         return batch
 
 
-def read(shard: int) -> Iterator[tuple[int, int]]:
+def read(shard: int, samples: int = SAMPLES // SHARDS) -> Iterator[tuple[int, int]]:
     """Yield the samples of a shard."""
-    return ((shard, number) for number in range(SAMPLES // SHARDS))
+    return ((shard, number) for number in range(samples))
 
 
 class Block(nn.Linear):
@@ -163,6 +167,25 @@ def sharding(world: World) -> Figures:
     return figures
 
 
+def resuming(world: World) -> Figures:
+    """Go on at nine tenths of a long epoch, both ways, until the first batch is there."""
+    figures = {}
+    had, each = MANY * 9 // 10 // (BATCH * world.size), MANY // SHARDS
+    for name, make in {
+        "index": lambda: Indices(MANY),
+        "stream": lambda: ShardStream(
+            range(SHARDS), partial(read, samples=each), sizes=[each] * SHARDS
+        ),
+    }.items():
+
+        def first(make: Callable[[], Dataset] = make) -> object:
+            batches = TrainBatches(make(), BATCH, world.rank, world.size, 0, workers=0, pin=False)
+            return next(batches.epoch(0, had * BATCH * world.size, had))
+
+        figures[f"{name} resumed ms"] = milliseconds(first)
+    return figures
+
+
 def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures]:
     """Spread a network and take a step; return what a checkpoint would save, too."""
     learner = model.Model(settings)
@@ -190,7 +213,7 @@ def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures
 def parts() -> Figures:
     """Return the figures of the parts of a training."""
     world, figures = joining()
-    figures |= sharding(world)
+    figures |= sharding(world) | resuming(world)
     with tempfile.TemporaryDirectory() as folder:
         for name in ("ddp", "fsdp"):
             state, more = spreading(world, Settings.parse(["--device=cpu", f"--strategy={name}"]))

@@ -18,6 +18,7 @@ from demo.settings import Settings
 from torch import Tensor, nn
 
 AT_ONCE = bool(os.environ["BENCHMARK_AT_ONCE"])  # or behind the training
+SYNCED = bool(os.environ["BENCHMARK_SYNCED"])  # or left to the system
 MEGABYTES = int(os.environ["BENCHMARK_MEGABYTES"])  # of parameters; 0: the example
 
 
@@ -69,5 +70,7 @@ class Timed(train.Trainer):
 
 if MEGABYTES:
     model.Model.build = lambda _: Large()
+if not SYNCED:
+    os.fsync = lambda _: None
 train.Trainer = Timed
 sys.exit(train.run(Settings.parse(sys.argv[1:]), StopRequest.install()))
