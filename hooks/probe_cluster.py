@@ -710,12 +710,12 @@ def ask_a_node(answers: List[Answer]) -> List[str]:
     if not modes:
         return []
     waiting = "Waiting for a job of a minute on a compute node; Ctrl-C goes on without it."
-    print(waiting, file=sys.stderr)
     # Of an option that comes twice, srun takes the last.
     command = ["srun", "--quiet", *options_of(modes[0], answers)]
     command += ["--ntasks=1", "--ntasks-per-node=1", "--time=1"]
     asked = [*command, "python3", os.path.abspath(__file__), "--this-node"]
     try:
+        print(waiting, file=sys.stderr)
         done = subprocess.run(
             asked, stdout=subprocess.PIPE, encoding="ascii", errors="backslashreplace"
         )
