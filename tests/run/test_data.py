@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,9 +72,10 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
     assert other != again
 
 
+@pytest.mark.parametrize("sizes", [None, [10 * (shard + 1) for shard in range(7)]])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_stream_goes_on_without_decoding_what_it_had(
-    project: Path, tmp_path: Path, workers: int
+    project: Path, tmp_path: Path, workers: int, sizes: list[int] | None
 ) -> None:
     from demo.core.loading.batches import TrainBatches
     from demo.core.loading.stream import ShardStream
@@ -83,7 +84,10 @@ def test_a_stream_goes_on_without_decoding_what_it_had(
         """Return the batches that are left, how many samples were decoded, and the last batch."""
         log = tmp_path / f"{workers}-{had}"
         log.touch()
-        stream = ShardStream(range(7), _read, shuffle=30, decode=partial(_decode, log))
+        decode = partial(_decode, log)
+        # Those of all samples, by a stream that knows no sizes.
+        known = sizes if had else None
+        stream = ShardStream(range(7), _read, shuffle=30, decode=decode, sizes=known)
         loaded = TrainBatches(stream, 10, 0, 2, seed=1, workers=workers, pin=False)
         found = [batch.tolist() for _, batch in loaded.epoch(0, consumed=had, batches=had)]
         return found, log.stat().st_size, loaded.last
@@ -99,6 +103,60 @@ def test_a_stream_goes_on_without_decoding_what_it_had(
             # Of three workers, each skips a batch at least.
             assert decoded <= samples - 30 if workers == 3 else decoded == sum(map(len, rest))
         assert len(last) > 0, "to keep other ranks company"
+
+
+def _double(number: float) -> float:
+    return 2 * number + random.random()
+
+
+@pytest.mark.parametrize("decode", [None, _double])
+def test_a_stream_of_known_sizes_reads_no_shard_that_it_was_through_with(
+    project: Path, decode: Callable[[float], float] | None
+) -> None:
+    from demo.core.loading.stream import ShardStream
+
+    read: list[int] = []
+
+    def samples(shard: int) -> Iterator[float]:
+        read.append(shard)
+        for number in range(20):
+            yield shard * 20 + number + random.random()
+
+    def left(had: int) -> tuple[list[Any], list[int]]:
+        read.clear()
+        stream = ShardStream(range(100), samples, None, 8, decode, sizes=[20] * 100)
+        stream.assign(1, 2, seed=3)
+        stream.set_epoch(4, skip=had)
+        assert stream.length == 2000
+        return list(stream)[had:], list(read)
+
+    whole, shards = left(0)
+    assert len(whole) == 1000 and len(shards) == 50
+    for had in (1, 300, 500, 992, 999):
+        rest, opened = left(had)
+        assert rest == whole[had:]
+        # Those of which something is held back, and then the rest.
+        assert len(opened) <= 50 - had // 20 + 3 and len(set(opened)) == len(opened)
+    assert left(1000) == ([], []) and left(2000) == ([], [])
+
+
+@pytest.mark.parametrize(("sizes", "workers"), [([19, 19], 0), ([21, 21], 0), ([21, 21], 1)])
+def test_wrong_sizes_of_shards_are_an_error(project: Path, sizes: list[int], workers: int) -> None:
+    from demo.core.errors import UsageError
+    from demo.core.loading.batches import TrainBatches
+    from demo.core.loading.stream import ShardStream
+
+    for had in (0, 2, 7):
+        stream = ShardStream(range(2), _twenty, shuffle=8, sizes=sizes)
+        batches = TrainBatches(stream, 5, 0, 1, seed=1, workers=workers, pin=False)
+        with pytest.raises(UsageError, match=r"^shard \d has 20 sample.s., not (19|21) as [^\n]*$"):
+            list(batches.epoch(0, batches=had))
+    with pytest.raises(UsageError, match=r"7 shard.s., and the sizes of 2"):
+        ShardStream(range(7), _twenty, sizes=sizes).assign(0, 1, seed=0)
+
+
+def _twenty(shard: int) -> Iterator[int]:
+    yield from range(20)
 
 
 def _decode(log: Path, number: int) -> float:

@@ -1,8 +1,9 @@
 """Training sets that are read from front to back, shard by shard."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, count, groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -12,6 +13,9 @@ from .seeds import derive, seed_generators
 
 SKIPPED = object()
 """Stands for a sample of a batch that a resumed run drops."""
+
+Place = tuple[int, int]
+"""Where a sample is: its shard, counted in the order of an epoch, and its number in the shard."""
 
 
 class ShardStream(IterableDataset):
@@ -27,6 +31,8 @@ class ShardStream(IterableDataset):
         decode: makes of what `read` yields, such as the bytes of an image, what is trained on. It
             is called late: what is held back stays small, and what a resumed run had before its
             stop is read, but not decoded once more.
+        sizes: samples of each shard, if known: the length is their sum, and a resumed run reads no
+            shard of which nothing is held back.
     """
 
     def __init__(
@@ -36,9 +42,10 @@ class ShardStream(IterableDataset):
         length: int | None = None,
         shuffle: int = 1000,
         decode: Callable[[Any], Any] | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> None:
-        self.shards, self.read, self.length, self.shuffle = shards, read, length, shuffle
-        self.decode = decode
+        self.shards, self.read, self.shuffle, self.decode = shards, read, shuffle, decode
+        self.sizes, self.length = sizes, length if sizes is None else sum(sizes)
         self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0
 
     def assign(self, rank: int, world_size: int, seed: int) -> None:
@@ -50,6 +57,11 @@ class ShardStream(IterableDataset):
             raise UsageError(
                 f"the training set has {len(self.shards)} shard(s) for {world_size} ranks, and "
                 "each rank needs at least one: make more shards or use fewer ranks"
+            )
+        if self.sizes is not None and len(self.sizes) != len(self.shards):
+            raise UsageError(
+                f"the training set has {len(self.shards)} shard(s), and the sizes of "
+                f"{len(self.sizes)}: it must be told that of each"
             )
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
@@ -64,8 +76,23 @@ class ShardStream(IterableDataset):
         # Ranks first, then workers: a rank has a shard even where some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
         draw = random.Random(derive("samples", self.seed, self.epoch, self.rank, mine))
-        for number, (seed, sample) in enumerate(self._shuffled(order, draw)):
-            if number < self.skip:
+        held: list[Any] = []
+        samples: Iterator[tuple[int, Any]]
+        if self.sizes is None or not self.skip:
+            samples = chain.from_iterable(map(self._samples, order))
+            skip = self.skip
+        else:
+            sizes = [self.sizes[shard] for shard in order]
+            places = ((which, number) for which, size in enumerate(sizes) for number in range(size))
+            # What is had already is drawn by its place alone. Then what is held back is read.
+            for _ in islice(self._shuffled(places, draw, held), self.skip):
+                yield SKIPPED
+            back = sorted(held)
+            samples, skip = self._at(chain(back, places), order), 0
+            found = dict(zip(back, samples, strict=False))
+            held[:] = [found[place] for place in held]
+        for number, (seed, sample) in enumerate(self._shuffled(samples, draw, held)):
+            if number < skip:
                 yield SKIPPED
             elif self.decode:
                 seed_generators(seed)
@@ -73,26 +100,41 @@ class ShardStream(IterableDataset):
             else:
                 yield sample
 
-    def _shuffled(self, order: Sequence[int], draw: random.Random) -> Iterator[tuple[int, Any]]:
-        held: list[tuple[int, Any]] = []
-        for shard in order:
-            for sample in self._samples(shard):
-                held.append(sample)
-                if len(held) > self.shuffle:
-                    yield _take(held, draw)
+    def _shuffled(
+        self, samples: Iterable[Any], draw: random.Random, held: list[Any]
+    ) -> Iterator[Any]:
+        """Yield samples as they are drawn from those that are held back."""
+        for sample in samples:
+            held.append(sample)
+            if len(held) > self.shuffle:
+                yield _take(held, draw)
         while held:
             yield _take(held, draw)
 
-    def _samples(self, shard: int) -> Iterator[tuple[int, Any]]:
+    def _at(self, places: Iterable[Place], order: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Read the samples at some places, which are in the order of an epoch."""
+        for which, group in groupby(places, itemgetter(0)):
+            yield from self._samples(order[which], {number for _, number in group})
+
+    def _samples(
+        self, shard: int, wanted: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """Read a shard; a sample draws by its seed, the same in whatever process reads it."""
         seed = derive("sample", self.seed, self.epoch, shard)
         samples = iter(self.read(self.shards[shard]))
         for number in count():
             seed_generators(seed + number)
             try:
-                yield seed + number, next(samples)
+                sample = next(samples)
             except StopIteration:
-                return
+                break
+            if wanted is None or number in wanted:
+                yield seed + number, sample
+        if self.sizes is not None and number != self.sizes[shard]:
+            raise UsageError(
+                f"shard {self.shards[shard]} has {number} sample(s), not {self.sizes[shard]} as "
+                "the sizes say: correct them, or leave them out"
+            )
 
 
 def _take(held: list[Any], draw: random.Random) -> Any:  # noqa: ANN401 - a sample of any type

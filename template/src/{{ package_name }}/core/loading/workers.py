@@ -56,6 +56,9 @@ def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
 def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from batches
+    except UsageError as error:
+        # A worker's comes with its traceback, and then the message.
+        raise UsageError(str(error).strip().rpartition("UsageError: ")[2]) from None
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
