@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import os
 import random
 import subprocess
 import sys
@@ -465,6 +466,31 @@ def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Pa
     assert (images != synthesize(50, seed=2)[0]).any()
 
 
+@pytest.mark.parametrize(
+    ("spare", "env"),
+    [
+        (7, {}),
+        (3, {"SLURM_CPUS_PER_TASK": "4"}),  # a task that Slurm binds to no CPUs
+        (1, {"LOCAL_WORLD_SIZE": "4"}),
+        (2, {"SLURM_CPUS_PER_TASK": "6", "LOCAL_WORLD_SIZE": "2"}),
+        (7, {"SLURM_CPUS_PER_TASK": "64"}),
+        (0, {"LOCAL_WORLD_SIZE": "8"}),
+        (0, {"LOCAL_WORLD_SIZE": "16"}),
+    ],
+)
+def test_workers_for_the_cpus_of_a_rank(
+    project: Path, monkeypatch: pytest.MonkeyPatch, spare: int, env: dict[str, str]
+) -> None:
+    from demo.core.loading.workers import spare_cpus
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert spare_cpus() == spare
+
+
 def test_workers_end_with_their_rank(project: Path, tmp_path: Path) -> None:
     """They ignore signals. Python, which would ask them by one to end, would wait for ever."""
     srun(project, tmp_path / "run", 1, "--workers=1", "--max-steps=2").wait()
@@ -479,7 +505,7 @@ def test_the_log_says_once_that_steps_wait_for_data(
     if slow:
         project = edited(project, tmp_path, "data.py", line, pause + line)
     job = srun(project, tmp_path / "run", 2, "--max-steps=8", "--log-every=2").wait()
-    assert job.log.count("of their time: --workers 4?") == slow
+    assert job.log.count("of their time: --workers auto?") == slow
 
 
 LOADS = """

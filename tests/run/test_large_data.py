@@ -48,7 +48,8 @@ def test_images_of_each_layout_train_and_go_on_bit_for_bit(
         subprocess.run([sys.executable, "-c", code], cwd=images, check=True)
         assert json.loads(sizes.read_text()) == {f"{n:04}.parquet": EACH for n in range(SHARDS)}
     flags = (f"--dataset={kind}", "--data-dir=data", "--size=32", "--channels=4", "--batch-size=5")
-    flags += ("--epochs=3", "--max-steps=100", "--log-every=1", "--workers=2")
+    flags += ("--epochs=3", "--max-steps=100", "--log-every=1")
+    flags += ("--workers=auto",) if kind == "files" else ("--workers=2",)
     if kind == "tar":
         flags += ("--samples=160",)
 

@@ -61,8 +61,9 @@ class Settings:
     """which one of data.py"""
     data_dir: str = "data"
     """folder of the dataset's files"""
-    workers: Count = 0
-    """processes a rank that load batches; data in memory needs none"""
+    workers: Count | Literal["auto"] = 0
+    """processes a rank that load batches; data in memory needs none; auto: one for each CPU that
+    the rank has besides its first"""
 
     init_from: str | None = None
     """start from the weights of a run folder (its best checkpoint) or of a file"""

@@ -9,7 +9,7 @@ Two ways, chosen by the type of the dataset that data.py returns:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import (
@@ -108,7 +108,7 @@ class TrainBatches:
         dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
             batch at once) and then `collate`, which gets what that returns.
         batch_size: samples of a batch of this rank.
-        workers: processes that load.
+        workers: processes that load; auto: one for each CPU of the rank but one.
         pin: copy batches to page-locked memory, for GPUs.
 
     Attributes:
@@ -124,7 +124,7 @@ class TrainBatches:
         rank: int,
         world_size: int,
         seed: int,
-        workers: int,
+        workers: int | Literal["auto"],
         pin: bool,
     ) -> None:
         self.dataset, self.rank, self.batch_size = dataset, rank, batch_size
@@ -150,7 +150,7 @@ class TrainBatches:
         else:
             self.samples = len(dataset)  # type: ignore[arg-type]
             self.sampler = EpochSampler(self.samples, batch_size, rank, world_size, seed)
-            options["persistent_workers"] = workers > 0
+            options["persistent_workers"] = options["num_workers"] > 0
             seeded = SeededSamples(dataset, seed)
             self.loader = DataLoader(seeded, batch_sampler=self.sampler, **options)
 
@@ -190,7 +190,7 @@ class TrainBatches:
 
 
 def evaluation_batches(
-    dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int
+    dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int | Literal["auto"]
 ) -> Iterator[Any]:
     """Return batches of some samples of a map-style dataset, in their order, unpadded."""
     loader = DataLoader(

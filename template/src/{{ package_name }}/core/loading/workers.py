@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pickle import PicklingError
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,8 +25,9 @@ from ..errors import UsageError
 from ..ranks.signals import StopRequest, ignore_signals
 
 
-def loading_workers(number: int, dataset: Dataset) -> dict[str, Any]:
+def loading_workers(workers: int | Literal["auto"], dataset: Dataset) -> dict[str, Any]:
     """Return the options of a DataLoader that loads with a number of workers, or with none."""
+    number = spare_cpus() if workers == "auto" else workers
     options: dict[str, Any] = {"num_workers": number}
     if number:
         options["worker_init_fn"] = _begin
@@ -35,6 +36,15 @@ def loading_workers(number: int, dataset: Dataset) -> dict[str, Any]:
         _start_fork_server(type(dataset).__module__)
         options["multiprocessing_context"] = "forkserver"
     return options
+
+
+def spare_cpus() -> int:
+    """Return how many CPUs this rank has besides its first."""
+    bound = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
+    cpus = len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
+    # Slurm need not bind a task to its CPUs, and torchrun's ranks have those of a task together.
+    cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
+    return max(cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0)
 
 
 def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..config import Settings
 from ..errors import PrintableFormatter, printable
@@ -80,17 +80,17 @@ class DataWait:
     """Logs once that steps wait for their samples, if that is most of their time.
 
     Args:
-        workers: processes that load; with some, nothing is logged.
+        workers: processes that load; if they were chosen, nothing is logged.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.first, self.logged = True, workers > 0
+    def __init__(self, workers: int | Literal["auto"]) -> None:
+        self.first, self.logged = True, workers != 0
 
     def look(self, data_seconds: float, step_seconds: float) -> None:
         """Look at how long a step waited, and how long it took, on average."""
         share = data_seconds / step_seconds
         # The first step starts a lot, so the first reading says little.
         if share > 0.5 and not self.logged and not self.first:
-            log.info("steps wait for data for %.0f %% of their time: --workers 4?", 100 * share)
+            log.info("steps wait for data for %.0f %% of their time: --workers auto?", 100 * share)
             self.logged = True
         self.first = False
