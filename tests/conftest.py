@@ -2,12 +2,16 @@
 
 import os
 import pickle
+import signal
 from collections.abc import Generator
 
 import pytest
 from classes import Classes, render_all
 from filelock import FileLock
 from renderer import Renderer, copy_template
+
+# What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
