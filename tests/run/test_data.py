@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -466,29 +467,33 @@ def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Pa
     assert (images != synthesize(50, seed=2)[0]).any()
 
 
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "16", "LOCAL_RANK": "0"}
+
+
 @pytest.mark.parametrize(
-    ("spare", "env"),
+    ("workers", "env"),
     [
         (7, {}),
-        (3, {"SLURM_CPUS_PER_TASK": "4"}),  # a task that Slurm binds to no CPUs
-        (1, {"LOCAL_WORLD_SIZE": "4"}),
-        (2, {"SLURM_CPUS_PER_TASK": "6", "LOCAL_WORLD_SIZE": "2"}),
-        (7, {"SLURM_CPUS_PER_TASK": "64"}),
-        (0, {"LOCAL_WORLD_SIZE": "8"}),
-        (0, {"LOCAL_WORLD_SIZE": "16"}),
+        (3, SRUN | {"SLURM_CPUS_PER_TASK": "4"}),
+        (3, SRUN | {"SLURM_CPUS_PER_TASK": "4", "LOCAL_WORLD_SIZE": "2"}),  # of an image's hook
+        (0, SRUN),
+        (1, TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}),
+        (2, TORCHRUN | {"SLURM_CPUS_PER_TASK": "6", "LOCAL_WORLD_SIZE": "2"}),
+        (0, TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}),
+        (0, TORCHRUN | {"LOCAL_WORLD_SIZE": "16"}),
     ],
 )
 def test_workers_for_the_cpus_of_a_rank(
-    project: Path, monkeypatch: pytest.MonkeyPatch, spare: int, env: dict[str, str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, workers: int, env: dict[str, str]
 ) -> None:
-    from demo.core.loading.workers import spare_cpus
+    """On a machine of eight, or as many as Slurm gave."""
+    from demo.core.loading.workers import loading_workers
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert spare_cpus() == spare
+    assert loading_workers("auto", _stream())["num_workers"] == workers
 
 
 def test_workers_end_with_their_rank(project: Path, tmp_path: Path) -> None:
@@ -496,16 +501,19 @@ def test_workers_end_with_their_rank(project: Path, tmp_path: Path) -> None:
     srun(project, tmp_path / "run", 1, "--workers=1", "--max-steps=2").wait()
 
 
-@pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.parametrize(
+    ("slow", "flags", "said"),
+    [(True, (), True), (True, ("--workers=auto",), False), (False, (), False)],
+)
 def test_the_log_says_once_that_steps_wait_for_data(
-    project: Path, tmp_path: Path, slow: bool
+    project: Path, tmp_path: Path, slow: bool, flags: tuple[str, ...], said: bool
 ) -> None:
     line = "        chosen = torch.as_tensor(indices)\n"
     pause = "        __import__('time').sleep(0.2)\n"
     if slow:
         project = edited(project, tmp_path, "data.py", line, pause + line)
-    job = srun(project, tmp_path / "run", 2, "--max-steps=8", "--log-every=2").wait()
-    assert job.log.count("of their time: --workers auto?") == slow
+    job = srun(project, tmp_path / "run", 2, "--max-steps=8", "--log-every=2", *flags).wait()
+    assert job.log.count("of their time: --workers auto?") == said
 
 
 LOADS = """
@@ -537,13 +545,20 @@ def test_a_worker_says_nothing_of_the_end_of_its_rank(project: Path, tmp_path: P
         assert done.stderr.endswith(said) and bool(done.stderr) == bool(said)
 
 
-def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path, late: bool) -> None:
+    """Also where the rank is told late, and a batch on its way fails before."""
     job = srun(project, tmp_path / "run", 2, "--workers=1", "--max-steps=1000", STEP_SECONDS="0.05")
     job.wait_for_step(3)
     (rank, _) = job.processes
     helpers = psutil.Process(rank.pid).children()
-    (worker,) = (child for helper in helpers for child in helper.children())
+    ((server, worker),) = ((helper, child) for helper in helpers for child in helper.children())
+    if late:
+        server.suspend()
     worker.kill()
+    if late:
+        time.sleep(0.5)
+        server.resume()
     assert job.wait().codes[0] == 1
     error = "error: a loading worker was killed, for its memory perhaps (DataLoader worker (pid"
     assert error in job.log and "Traceback" not in job.log

@@ -54,10 +54,11 @@ def test_images_of_each_layout_train_and_go_on_bit_for_bit(
         flags += ("--samples=160",)
 
     def start(name: str) -> Job:
-        return srun(images, tmp_path / name, 2, *flags)
+        return srun(images, tmp_path / name, 2, *flags, SLURM_CPUS_PER_TASK="3")
 
     whole = start("whole").wait()
     assert whole.summary["global_step"] == 3 * 16
+    assert "2 loading worker(s) a rank" in whole.log
     job = start("run")
     job.wait_for_step(20)
     job.processes[1].send_signal(signal.SIGTERM)

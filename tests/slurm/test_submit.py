@@ -43,6 +43,16 @@ def test_every_launch_mode_trains(
     assert provenance["slurm"]["SLURM_JOB_ID"] == job.id
 
 
+@pytest.mark.parametrize(("launcher", "cpus_per_task"), [("srun", 2), ("torchrun", 4)])
+def test_loading_workers_for_the_cpus_of_a_rank(
+    projects: dict[str, Project], launcher: str, cpus_per_task: int
+) -> None:
+    options = (f"--cpus-per-task={cpus_per_task}", "slurm/train_cpu.sbatch")
+    job = projects[launcher].sbatch(*options, *QUICK, "--workers=auto")
+    assert job.summary["world_size"] == 2
+    assert "1 loading worker(s) a rank" in job.log
+
+
 @pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_gpus_that_torch_does_not_see_end_the_job_at_once(
     projects: dict[str, Project], launcher: str

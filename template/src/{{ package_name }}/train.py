@@ -81,7 +81,7 @@ class Trainer:
     def train(self, trackers: list[str]) -> int:
         """Train to the end or to a signal; return the process's exit code."""
         settings, world, checkpointing = self.settings, self.world, self.checkpointing
-        log_start(settings, world, self.loader.samples, self.samples_per_step)
+        log_start(settings, world, self.loader, self.samples_per_step)
         if settings.dry_run:
             return 0
         finished = is_finished(checkpointing.run_dir, self.position.step)

@@ -108,7 +108,7 @@ class TrainBatches:
         dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
             batch at once) and then `collate`, which gets what that returns.
         batch_size: samples of a batch of this rank.
-        workers: processes that load; auto: one for each CPU of the rank but one.
+        workers: as `loading_workers` has it.
         pin: copy batches to page-locked memory, for GPUs.
 
     Attributes:

@@ -30,6 +30,7 @@ class StepLoader:
 
     Attributes:
         samples: of all ranks in an epoch, None where it is not known.
+        workers: processes that load.
         uneven: whether the steps of other ranks may have other samples or weights.
         waited: seconds that the last step's batches were waited for.
     """
@@ -48,6 +49,7 @@ class StepLoader:
         )
         self.samples, self.accumulate = self.batches.samples, settings.accumulate
         self.weigh, self.uneven = weigh, self.batches.uneven or weigh is not None
+        self.workers = self.batches.loader.num_workers
         self.waited = 0.0
 
     def close(self) -> None:

@@ -76,23 +76,12 @@ class ShardStream(IterableDataset):
         # Ranks first, then workers: a rank has a shard even where some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
         draw = random.Random(derive("samples", self.seed, self.epoch, self.rank, mine))
-        held: list[Any] = []
-        samples: Iterator[tuple[int, Any]]
-        if self.sizes is None or not self.skip:
-            samples = chain.from_iterable(map(self._samples, order))
-            skip = self.skip
+        if self.sizes is not None and self.skip:
+            drawn = self._resumed(order, draw, self.sizes)
         else:
-            sizes = [self.sizes[shard] for shard in order]
-            places = ((which, number) for which, size in enumerate(sizes) for number in range(size))
-            # What is had already is drawn by its place alone. Then what is held back is read.
-            for _ in islice(self._shuffled(places, draw, held), self.skip):
-                yield SKIPPED
-            back = sorted(held)
-            samples, skip = self._at(chain(back, places), order), 0
-            found = dict(zip(back, samples, strict=False))
-            held[:] = [found[place] for place in held]
-        for number, (seed, sample) in enumerate(self._shuffled(samples, draw, held)):
-            if number < skip:
+            drawn = self._shuffled(chain.from_iterable(map(self._samples, order)), draw, [])
+        for number, (seed, sample) in enumerate(drawn):
+            if number < self.skip:
                 yield SKIPPED
             elif self.decode:
                 seed_generators(seed)
@@ -110,6 +99,22 @@ class ShardStream(IterableDataset):
                 yield _take(held, draw)
         while held:
             yield _take(held, draw)
+
+    def _resumed(
+        self, order: Sequence[int], draw: random.Random, sizes: Sequence[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield as many places as are skipped, then the samples that are left."""
+        places = (
+            (which, number) for which, shard in enumerate(order) for number in range(sizes[shard])
+        )
+        held: list[Any] = []
+        # Which sample is drawn depends on how many are held back, not on what they are.
+        yield from islice(self._shuffled(places, draw, held), self.skip)
+        back = sorted(held)
+        samples = self._at(chain(back, places), order)
+        found = dict(zip(back, samples, strict=False))
+        held[:] = [found[place] for place in held]
+        yield from self._shuffled(samples, draw, held)
 
     def _at(self, places: Iterable[Place], order: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Read the samples at some places, which are in the order of an epoch."""

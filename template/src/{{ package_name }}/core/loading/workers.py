@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pickle import PicklingError
 from types import TracebackType
@@ -22,29 +24,27 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import UsageError
+from ..ranks.environment import Ranks
 from ..ranks.signals import StopRequest, ignore_signals
 
 
 def loading_workers(workers: int | Literal["auto"], dataset: Dataset) -> dict[str, Any]:
-    """Return the options of a DataLoader that loads with a number of workers, or with none."""
-    number = spare_cpus() if workers == "auto" else workers
-    options: dict[str, Any] = {"num_workers": number}
-    if number:
+    """Return the options of a DataLoader that loads with a number of workers, or with none.
+
+    Args:
+        workers: how many; auto: one for each CPU that this rank has besides its first.
+        dataset: what they get.
+    """
+    if workers == "auto":
+        workers = Ranks.from_environment(os.environ).cpus(os.environ) - 1
+    options: dict[str, Any] = {"num_workers": workers}
+    if workers:
         options["worker_init_fn"] = _begin
     # Elsewhere workers are not forked: they start as new programs (macOS, Windows).
-    if number and sys.platform == "linux":
+    if workers and sys.platform == "linux":
         _start_fork_server(type(dataset).__module__)
         options["multiprocessing_context"] = "forkserver"
     return options
-
-
-def spare_cpus() -> int:
-    """Return how many CPUs this rank has besides its first."""
-    bound = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
-    cpus = len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
-    # Slurm need not bind a task to its CPUs, and torchrun's ranks have those of a task together.
-    cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
-    return max(cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1, 0)
 
 
 def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
@@ -65,7 +65,15 @@ def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
 
 def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
     try:
-        yield from batches
+        try:
+            yield from batches
+        except (ConnectionError, EOFError):
+            # Perhaps of a batch on its way from a worker that was killed. Once that is known, the
+            # loader says so when it is asked again.
+            time.sleep(1)
+            with suppress(ConnectionError, EOFError):
+                next(batches, None)
+            raise
     except UsageError as error:
         # A worker's comes with its traceback, and then the message.
         raise UsageError(str(error).strip().rpartition("UsageError: ")[2]) from None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..config import Settings
 from ..errors import PrintableFormatter, printable
+from ..loading.steps import StepLoader
 from ..ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ def set_up_logging(world: World, all_ranks: bool) -> None:
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
 
 
-def log_start(settings: Settings, world: World, samples: int | None, samples_per_step: int) -> None:
+def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_step: int) -> None:
     """Log what is about to happen; the number of training samples may be unknown."""
+    workers = f", {loader.workers} loading worker(s) a rank" if loader.workers else ""
     several = f", backend {world.backend}, strategy {settings.strategy}" if world.backend else ""
     log.info(
         "%s on %s, device %s%s",
@@ -39,15 +41,16 @@ def log_start(settings: Settings, world: World, samples: int | None, samples_per
         several,
     )
     log.info(
-        "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d",
+        "%s: %s training samples, %d samples a step (%d a rank%s), %d epoch(s)%s, seed %d%s",
         settings.dataset,
-        samples or "an unknown number of",
+        loader.samples or "an unknown number of",
         samples_per_step,
         settings.batch_size,
         f", {settings.accumulate} times" if settings.accumulate > 1 else "",
         settings.epochs,
         f" or {settings.max_steps} steps" if settings.max_steps else "",
         settings.seed,
+        workers,
     )
     log.info("settings from %s", settings.config or "flags and defaults alone")
     untouched = " (dry run: not touched)" if settings.dry_run else ""

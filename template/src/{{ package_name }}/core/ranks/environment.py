@@ -3,6 +3,7 @@
 In a batch job, slurm/common.sh chooses the address and the port, by the same rule.
 """
 
+import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
@@ -62,6 +63,20 @@ class Ranks:
                 "srun in front of the command, or unset SLURM_NTASKS to use one process"
             )
         return cls("none", 0, 1, 0)
+
+    def cpus(self, env: Mapping[str, str]) -> int:
+        """Return how many CPUs this rank has for itself."""
+        if self.launcher == "srun":
+            return int(env.get("SLURM_CPUS_PER_TASK", 1))
+        # torchrun's ranks are processes of one task, and have its CPUs together.
+        ranks = int(env["LOCAL_WORLD_SIZE"]) if self.launcher == "torchrun" else 1
+        return max(int(env.get("SLURM_CPUS_PER_TASK", bound_cpus())) // ranks, 1)
+
+
+def bound_cpus() -> int:
+    """Return how many CPUs this process may use; on macOS and Windows, all that there are."""
+    bound = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
 
 
 def srun_step(env: Mapping[str, str]) -> int | None:

@@ -44,7 +44,7 @@ def joined(settings: Settings) -> Iterator[World]:
         )
     if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
         # The batch scripts set it. Without, each rank would take all cores of the node.
-        torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
+        torch.set_num_threads(ranks.cpus(os.environ))
     if settings.deterministic:
         use_deterministic_algorithms()
     device = choose_device(settings.device, ranks)

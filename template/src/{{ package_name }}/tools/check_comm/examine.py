@@ -17,7 +17,7 @@ from ...core.ranks.device import (
     gpu_id,
     refuse_shared_gpus,
 )
-from ...core.ranks.environment import Ranks
+from ...core.ranks.environment import Ranks, bound_cpus
 from ...core.ranks.process_group import joined
 from ...core.ranks.world import World
 from . import Flags
@@ -70,9 +70,7 @@ def place(world: World, device: torch.device) -> dict[str, Any]:
         name = torch.get_device_module(device.type).get_device_name(device)
         facts = f"{name}, {gpu_id(device)}"
     else:
-        bound = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
-        cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count()
-        facts = f"{cores} CPU cores"
+        facts = f"{bound_cpus()} CPU cores"
     return {
         "rank": world.rank,
         "local_rank": world.local_rank,
