@@ -62,8 +62,7 @@ class Settings:
     data_dir: str = "data"
     """folder of the dataset's files"""
     workers: Count | Literal["auto"] = 0
-    """processes a rank that load batches; data in memory needs none; auto: one for each CPU that
-    the rank has besides its first"""
+    """processes of a rank that load; auto: its CPUs less one; data in memory needs none"""
 
     init_from: str | None = None
     """start from the weights of a run folder (its best checkpoint) or of a file"""
@@ -243,9 +242,11 @@ class Settings:
         try:
             settings = TypeAdapter(cls).validate_python(dict(values))
         except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            reason = first["msg"].removeprefix("Input ").removeprefix("String ")
+            name = str(error.errors()[0]["loc"][0])
+            # Of a setting that may be of several types, each says why it is not.
+            reasons = [each["msg"] for each in error.errors() if each["loc"][0] == name]
+            reasons = [each.removeprefix("Input ").removeprefix("String ") for each in reasons]
+            reason = ", or ".join(dict.fromkeys(reasons))
             reason = reason.replace("valid tuple", "list, such as [a, b]")
             raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
         settings._check_names(source)
