@@ -47,7 +47,10 @@ def test_the_projects_own_file_is_the_default(
     [
         ("epoch: 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
         ("epochs: many", "epochs is 'many': it should be a valid integer"),
-        ("workers: -1", "workers is -1: it should be greater than or equal to 0, or should be 'auto'"),
+        (
+            "workers: -1",
+            "workers is -1: it should be greater than or equal to 0, or should be 'auto'",
+        ),
         ("epochs: 1.5", "epochs is 1.5: it should be a valid integer"),
         ("epochs: 0", "epochs is 0: it should be greater than or equal to 1"),
         ("device: gpu", "device is 'gpu': it should be 'auto', 'cpu', 'cuda', 'mps' or 'xpu'"),
