@@ -12,6 +12,7 @@ SECTIONS = (
     "steps",
     "defaults",
     "loading",
+    "resuming",
     "accuracy",
     "startup",
     "checkpoints",

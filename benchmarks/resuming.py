@@ -1,0 +1,88 @@
+"""How loaders go on in the middle of an epoch: how fast, and whether with the same samples."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from . import jpegs
+from .compare import Comparison, in_turns
+from .loading import EACH, EDGE, SHARDS, example
+from .ranks import CONTESTANTS, Setting, environment
+
+BATCH, WORKERS, OTHERS = 50, 2, 3
+STOP = SHARDS * EACH // BATCH * 9 // 10
+LOADERS = {
+    "this project, files": "files",
+    "this project, Parquet with sizes": "parquet",
+    "files, StatefulDataLoader": "stateful",
+}
+if find_spec("streaming"):  # mosaicml-streaming asks for another torchvision and older packages
+    LOADERS["its own shards, Mosaic"] = "mosaic"
+Figures = dict[str, float | str]
+
+
+def measure(setting: Setting, repeats: int) -> list[Comparison]:
+    """Compare by seconds until the next batch; say by notes what came of it."""
+    images = jpegs.write(Path(tempfile.mkdtemp(prefix="jpegs-")), SHARDS, EACH, EDGE)
+    told: dict[str, list[Figures]] = {}
+
+    def contestant(name: str) -> float:
+        told[name] = turn(setting, LOADERS[name], images)
+        return float(told[name][1]["figure"])
+
+    figures = in_turns({name: partial(contestant, name) for name in LOADERS}, repeats)
+    comparison = Comparison(
+        title=f"From nine tenths of {SHARDS * EACH:,} JPEGs on, until the next batch",
+        unit="s",
+        baseline="files, StatefulDataLoader",
+        figures=figures,
+    )
+    comparison.notes = [f"{name}: {verdict(*each)}" for name, each in told.items()]
+    return [comparison]
+
+
+def turn(setting: Setting, loader: str, images: Path) -> list[Figures]:
+    """Return what the run that was not stopped tells, and two that go on with workers of theirs."""
+    state = images / f"{loader}.pt"
+    state.unlink(missing_ok=True)
+    return [run(setting, loader, images, state, workers) for workers in (WORKERS, WORKERS, OTHERS)]
+
+
+def run(setting: Setting, loader: str, images: Path, state: Path, workers: int) -> Figures:
+    """Load until the stop and a little further; or, where a state is there, go on from it."""
+    options = {"loader": loader, "images": images, "workers": workers, "batch": BATCH}
+    options |= {"stop": STOP, "state": state}
+    done = subprocess.run(
+        [sys.executable, str(CONTESTANTS / "resuming.py")],
+        cwd=example(),
+        env={
+            **environment(setting, example()),
+            **{f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()},
+        },
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def verdict(whole: Figures, same: Figures, others: Figures) -> str:
+    """Say how fast a loader was, and what came after a stop, in words."""
+    return (
+        f"{whole['figure']:,.0f} images/s until the stop; then with {WORKERS} workers again "
+        f"{agreement(whole, same)}; with {OTHERS} {agreement(whole, others)}"
+    )
+
+
+def agreement(whole: Figures, resumed: Figures) -> str:
+    """Say how far a resumed run's batches are those of a run that was not stopped."""
+    if "error" in resumed:
+        return f"an error ({resumed['error']})"
+    if resumed["images"] == whole["images"]:
+        return "the same images, bit for bit"
+    return "the same order, other crops" if resumed["order"] == whole["order"] else "other images"
