@@ -25,18 +25,19 @@ OURS |= {"this project, files": "files"}
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
     """Compare by images per second of all ranks, each rank loading for itself."""
-    images = Path(tempfile.mkdtemp(prefix="jpegs-"))
-    folder = jpegs.write(images, SHARDS, EACH, EDGE)
-    contestants = {name: partial(ours, setting, kind, folder) for name, kind in OURS.items()}
-    contestants["decoding alone"] = partial(theirs, setting, "decoding", folder)
-    for name, loader in PEERS.items():
-        contestants[name] = partial(theirs, setting, loader, folder)
-    contestants["files, Lightning"] = partial(theirs, setting, "files", folder, "image_lightning")
+    with tempfile.TemporaryDirectory(prefix="jpegs-") as images:
+        folder = jpegs.write(Path(images), SHARDS, EACH, EDGE)
+        contestants = {name: partial(ours, setting, kind, folder) for name, kind in OURS.items()}
+        contestants["decoding alone"] = partial(theirs, setting, "decoding", folder)
+        for name, loader in PEERS.items():
+            contestants[name] = partial(theirs, setting, loader, folder)
+        lightning = partial(theirs, setting, "files", folder, "image_lightning")
+        figures = in_turns({**contestants, "files, Lightning": lightning}, repeats)
     comparison = Comparison(
         title="Images per second, JPEGs of 256 pixels",
         unit="images/s",
         baseline="decoding alone",
-        figures=in_turns(contestants, repeats),
+        figures=figures,
         target=f"at least {LEAST} of decoding alone with shards, and more than all others",
         limit=LEAST,
     )

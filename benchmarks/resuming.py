@@ -27,14 +27,15 @@ Figures = dict[str, float | str]
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
     """Compare by seconds until the next batch; say by notes what came of it."""
-    images = jpegs.write(Path(tempfile.mkdtemp(prefix="jpegs-")), SHARDS, EACH, EDGE)
     told: dict[str, list[Figures]] = {}
+    with tempfile.TemporaryDirectory(prefix="jpegs-") as folder:
+        images = jpegs.write(Path(folder), SHARDS, EACH, EDGE)
 
-    def contestant(name: str) -> float:
-        told[name] = turn(setting, LOADERS[name], images)
-        return float(told[name][1]["figure"])
+        def contestant(name: str) -> float:
+            told[name] = turn(setting, LOADERS[name], images)
+            return float(told[name][1]["figure"])
 
-    figures = in_turns({name: partial(contestant, name) for name in LOADERS}, repeats)
+        figures = in_turns({name: partial(contestant, name) for name in LOADERS}, repeats)
     comparison = Comparison(
         title=f"From nine tenths of {SHARDS * EACH:,} JPEGs on, until the next batch",
         unit="s",

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import checkpoints, defaults, growth, jpegs, loading, report, startup, steps
+from benchmarks import (
+    checkpoints,
+    defaults,
+    growth,
+    jpegs,
+    loading,
+    report,
+    resuming,
+    startup,
+    steps,
+)
 from benchmarks.compare import Comparison
 from benchmarks.ranks import Setting, peer
 
@@ -40,6 +50,18 @@ def test_the_loading_of_images_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert all(loading.ours(SETTING, kind, images, steps=3) > 0 for kind in loading.OURS.values())
     for loader in ("decoding", "files"):  # the others need packages that no test does
         assert loading.theirs(SETTING, loader, images, steps=3) > 0
+
+
+@pytest.mark.slow
+def test_what_follows_a_stop_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resuming, "BATCH", 4)
+    monkeypatch.setattr(resuming, "STOP", 12)
+    images = jpegs.write(tmp_path / "images", shards=4, each=40, edge=256)
+    files, parquet = (
+        resuming.verdict(*resuming.turn(SETTING, loader, images)) for loader in ("files", "parquet")
+    )
+    assert files.count("the same images, bit for bit") == 2
+    assert parquet.endswith("bit for bit; with 3 other images")
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
