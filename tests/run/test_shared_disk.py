@@ -126,6 +126,32 @@ def test_where_locks_fail_doctor_names_the_trackers_that_need_them(
     assert "database is locked" in job.log  # the reason, and not what followed from it
 
 
+def test_doctor_says_where_a_node_does_not_see_the_locks_of_another(
+    full_project: Path, make_nodes: MakeNodes
+) -> None:
+    nodes = make_nodes(full_project, "own")
+    disk = nodes[0].parents[1] / "disk/demo"
+    for places, trackers, warned in (
+        (nodes, ("aim", "mlflow"), True),
+        (nodes, ("tensorboard",), False),
+        ([disk, disk], ("aim", "mlflow"), False),
+    ):
+        command = ["demo", "doctor", "--device=cpu", "--dataset=synthetic", "--trackers", *trackers]
+        logs = disk.parents[1] / f"doctor{time.monotonic_ns()}"
+        first, second = (
+            spawn(place, logs / str(rank), [command], [task])
+            for rank, (place, task) in enumerate(zip(places, tasks(2), strict=True))
+        )
+        report = first.wait().log
+        assert second.wait().codes == [0], second.log
+        assert "ok       shared folder" in report, report
+        lines = [line for line in report.splitlines() if " locks " in line]
+        assert len(lines) == warned, report
+        if warned:
+            assert "warning  locks" in lines[0] and "the files of aim and mlflow" in lines[0]
+            assert lines[0].endswith("a server in AIM_REPO and MLFLOW_TRACKING_URI")
+
+
 def test_two_nodes_search_one_study_where_locks_fail(
     full_project: Path, make_nodes: MakeNodes
 ) -> None:

@@ -9,6 +9,7 @@ import faulthandler
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,10 @@ def check(argv: Sequence[str], ranks: Ranks, timeout: float) -> Iterator[Finding
         yield from attempt("space", node.space, root)
         yield from attempt("network", node.network, os.environ)
 
-    yield from nodes.compare(root, ranks, timeout, on_each_node)
+    databases: dict[str, str] = {}
+    with suppress(UsageError):  # `trackers.check` says it
+        databases = trackers.databases(settings) if settings else {}
+    yield from nodes.compare(root, ranks, timeout, on_each_node, databases)
     if ranks.rank == 0:
         yield from wrong_scripts
         yield from attempt("scripts", scripts.check, jobs)

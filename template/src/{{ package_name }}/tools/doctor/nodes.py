@@ -19,6 +19,7 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ...core.ranks.environment import Ranks, rendezvous_address
+from . import locks
 from .findings import Finding, attempt
 
 MUST_AGREE = ("python", "torch")
@@ -32,18 +33,21 @@ Look = Callable[[], Iterable[Finding]]
 Report = dict[str, Any]
 
 
-def compare(root: Path, ranks: Ranks, timeout: float, look: Look) -> Iterator[Finding]:
+def compare(
+    root: Path, ranks: Ranks, timeout: float, look: Look, databases: Mapping[str, str]
+) -> Iterator[Finding]:
     """Yield what `look` finds on each node, and what the nodes are to each other.
 
     Args:
         root: the folder that nodes must share.
         timeout: seconds that the first process waits for the others after its own checks.
+        databases: trackers with files that nodes must lock for each other (`locks.seen`).
 
     Only the first process yields anything.
     """
     folder = root / f".doctor-{_token(ranks)}"
     if ranks.rank:
-        _tell(folder, ranks, timeout, look)
+        _tell(folder, ranks, timeout, look, databases)
         return
     in_job = ranks.size > 1 or "SLURM_JOB_ID" in os.environ
     door = Door(folder)
@@ -54,7 +58,8 @@ def compare(root: Path, ranks: Ranks, timeout: float, look: Look) -> Iterator[Fi
         if ranks.size == 1:
             yield from own
         else:
-            yield from _hear(folder, ranks, timeout, list(own), door)
+            with locks.held(folder):
+                yield from _hear(folder, ranks, timeout, list(own), door)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         door.close()  # which lets the others go
@@ -204,11 +209,15 @@ def merge(reports: Sequence[Report]) -> Iterator[Finding]:
 # The other processes
 
 
-def _tell(folder: Path, ranks: Ranks, timeout: float, look: Look) -> None:
+def _tell(
+    folder: Path, ranks: Ranks, timeout: float, look: Look, databases: Mapping[str, str]
+) -> None:
     """Look, leave what was found in the folder, tell it to the first process, wait for its end."""
     door, greeted, wanted = _knock(ranks, timeout)
     folder = wanted or folder  # where settings can't be read, this node does not know it
     found = [*greeted, *look(), *_writable(folder)]
+    if databases:
+        found += locks.seen(folder, databases)
     report = _report(found)
     file = _file(folder, ranks.rank)
     try:

@@ -14,12 +14,18 @@ from urllib.parse import urlsplit
 
 from ... import tracking
 from .findings import Finding, attempt
+from .locks import lock
 
 if TYPE_CHECKING:
     from ...settings import Settings
 
 DOTENV = Path(".env")
 TIMEOUT = 10  # seconds for a server's answer
+# Trackers with a database in files, unless a variable names a server: its URL begins like this.
+DATABASES = {
+    "mlflow": ("MLFLOW_TRACKING_URI", ("http://", "https://")),
+    "aim": ("AIM_REPO", ("aim://",)),
+}
 
 
 def check(settings: "Settings") -> Iterator[Finding]:
@@ -30,6 +36,22 @@ def check(settings: "Settings") -> Iterator[Finding]:
         yield from attempt(name, _one, name, folder)
     if DOTENV.exists() and DOTENV.stat().st_mode & 0o077:
         yield Finding("warning", ".env", "others can read the keys in .env: chmod 600 .env")
+
+
+def databases(settings: "Settings") -> dict[str, str]:
+    """Return which trackers have a database in files, each with the variable for a server."""
+    return {
+        name: DATABASES[name][0]
+        for name in tracking.select(settings.trackers)
+        if name in DATABASES and not _server_url(name)
+    }
+
+
+def _server_url(name: str) -> str:
+    """Return the URL of the server that a tracker writes to; empty if it writes files."""
+    variable, schemes = DATABASES[name]
+    url = os.environ.get(variable, "")
+    return url if url.startswith(schemes) else ""
 
 
 def _one(name: str, folder: Path) -> Iterator[Finding]:
@@ -45,11 +67,9 @@ def _files(name: str, found: str, _folder: Path) -> Iterator[Finding]:
 def _database(name: str, found: str, folder: Path, server: str) -> Finding:
     """Return whether files can be locked, as databases must: on some file systems they can't."""
     if sys.platform != "win32":
-        import fcntl
-
         with tempfile.TemporaryFile(dir=folder) as file:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file)
             except OSError as error:
                 message = f"files in {folder} can't be locked ({error.strerror}), as its database "
                 message += "must be: choose --run-root on another file system, or name a server in "
@@ -80,19 +100,17 @@ def _wandb(name: str, found: str, _folder: Path) -> Iterator[Finding]:
 
 
 def _mlflow(name: str, found: str, folder: Path) -> Iterator[Finding]:
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if not uri.startswith(("http://", "https://")):
+    if url := _server_url(name):
+        yield _server(name, found, *_fetch(url, "/health"), "MLFLOW_TRACKING_URI")
+    else:
         yield _database(name, found, folder, "MLFLOW_TRACKING_URI")
-        return
-    yield _server(name, found, *_fetch(uri, "/health"), "MLFLOW_TRACKING_URI")
 
 
 def _aim(name: str, found: str, folder: Path) -> Iterator[Finding]:
-    repository = os.environ.get("AIM_REPO", "")
-    if not repository.startswith("aim://"):
+    if not (url := _server_url(name)):
         yield _database(name, found, folder, "AIM_REPO")
         return
-    parts = urlsplit(repository)
+    parts = urlsplit(url)
     where = f"{parts.hostname}:{parts.port or 53800}"
     trouble = ""
     try:
