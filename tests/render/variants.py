@@ -15,7 +15,17 @@ SERVERS = ("tensorboard", "aim", "mlflow")
 # Images of others: a file that Apptainer takes, and a name that pyxis understands.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 # The commands that answers choose, and their modules.
-DOCTOR = ("__init__", "cluster", "findings", "node", "nodes", "scripts", "software", "trackers")
+DOCTOR = (
+    "__init__",
+    "cluster",
+    "findings",
+    "locks",
+    "node",
+    "nodes",
+    "scripts",
+    "software",
+    "trackers",
+)
 CHECK_COMM = ("__init__", "channel", "examine", "operations", "roll_call", "timing")
 TOOLS = {
     "doctor": [f"doctor/{name}" for name in DOCTOR],
