@@ -1,9 +1,8 @@
 """How loaders go on in the middle of an epoch: how fast, and whether with the same samples."""
 
-import json
-import subprocess
-import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from . import jpegs
 from .compare import Comparison, in_turns
 from .loading import EACH, EDGE, SHARDS, example
-from .ranks import CONTESTANTS, Setting, environment
+from .ranks import Setting, figures
 
 BATCH, WORKERS, OTHERS = 50, 2, 3
 STOP = SHARDS * EACH // BATCH * 9 // 10
@@ -22,7 +21,7 @@ LOADERS = {
 }
 if find_spec("streaming"):  # mosaicml-streaming asks for another torchvision and older packages
     LOADERS["its own shards, Mosaic"] = "mosaic"
-Figures = dict[str, float | str]
+Figures = Mapping[str, float | str]
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
@@ -35,41 +34,31 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
             told[name] = turn(setting, LOADERS[name], images)
             return float(told[name][1]["figure"])
 
-        figures = in_turns({name: partial(contestant, name) for name in LOADERS}, repeats)
+        seconds = in_turns({name: partial(contestant, name) for name in LOADERS}, repeats)
     comparison = Comparison(
         title=f"From nine tenths of {SHARDS * EACH:,} JPEGs on, until the next batch",
         unit="s",
         baseline="files, StatefulDataLoader",
-        figures=figures,
+        figures=seconds,
     )
     comparison.notes = [f"{name}: {verdict(*each)}" for name, each in told.items()]
     return [comparison]
 
 
 def turn(setting: Setting, loader: str, images: Path) -> list[Figures]:
-    """Return what the run that was not stopped tells, and two that go on with workers of theirs."""
+    """Return what the run that was not stopped tells, and two that resume.
+
+    Nothing of the last one, where the loader refuses another number of workers.
+    """
     state = images / f"{loader}.pt"
     state.unlink(missing_ok=True)
-    return [run(setting, loader, images, state, workers) for workers in (WORKERS, WORKERS, OTHERS)]
-
-
-def run(setting: Setting, loader: str, images: Path, state: Path, workers: int) -> Figures:
-    """Load until the stop and a little further; or, where a state is there, go on from it."""
-    options = {"loader": loader, "images": images, "workers": workers, "batch": BATCH}
-    options |= {"stop": STOP, "state": state}
-    done = subprocess.run(
-        [sys.executable, str(CONTESTANTS / "resuming.py")],
-        cwd=example(),
-        env={
-            **environment(setting, example()),
-            **{f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()},
-        },
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+    options = {"loader": loader, "images": images, "batch": BATCH, "stop": STOP, "state": state}
+    run = partial(figures, replace(setting, ranks=1), "resuming", example(), **options)
+    told = [run(workers=WORKERS), run(workers=WORKERS)]
+    try:
+        return [*told, run(workers=OTHERS)]
+    except RuntimeError:
+        return [*told, {}]
 
 
 def verdict(whole: Figures, same: Figures, others: Figures) -> str:
@@ -82,8 +71,8 @@ def verdict(whole: Figures, same: Figures, others: Figures) -> str:
 
 def agreement(whole: Figures, resumed: Figures) -> str:
     """Say how far a resumed run's batches are those of a run that was not stopped."""
-    if "error" in resumed:
-        return f"an error ({resumed['error']})"
+    if not resumed:
+        return "an error"
     if resumed["images"] == whole["images"]:
         return "the same images, bit for bit"
     return "the same order, other crops" if resumed["order"] == whole["order"] else "other images"
