@@ -114,13 +114,13 @@ class Node(mfusepy.Operations):
 
     # -- files ------------------------------------------------------------------------------------
 
-    def create(self, path: str, mode: int, _info: object = None) -> int:
-        """Create and open a file."""
-        return os.open(self._real(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    def create(self, path: str, mode: int, flags: int) -> int:
+        """Create and open a file; another node may have made it in the meantime (no O_EXCL)."""
+        return self.open(path, flags & ~os.O_ACCMODE | os.O_RDWR | os.O_CREAT, mode)
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int, mode: int = 0) -> int:
         """Open a file."""
-        fh = os.open(self._real(path), flags & ~(os.O_APPEND | os.O_NOFOLLOW))
+        fh = os.open(self._real(path), flags & ~(os.O_APPEND | os.O_NOFOLLOW), mode)
         if flags & os.O_APPEND:
             self.appended[fh] = None
         return fh

@@ -76,6 +76,20 @@ def stop_after(job: Job, step: int) -> None:
     job.kill()
 
 
+def test_nodes_create_one_file(project: Path, make_nodes: MakeNodes) -> None:
+    """A node that still knows of no such file opens that of the other, but can't create it."""
+    first, second = make_nodes(project, "own")
+    for name in ("journal", "lock"):
+        assert not (second / name).exists()
+        (first / name).write_text("one\n")
+        assert not (second / name).exists()
+    with (second / "journal").open("a") as file:
+        file.write("two\n")
+    assert (first / "journal").read_text() == "one\ntwo\n"
+    with pytest.raises(FileExistsError):
+        (second / "lock").open("x")
+
+
 @pytest.mark.parametrize(("strategy", "locks"), [("ddp", "own"), ("fsdp", "own"), ("ddp", "none")])
 def test_ranks_go_on_from_what_another_node_wrote(
     project: Path, make_nodes: MakeNodes, launch: Launch, strategy: str, locks: str
