@@ -6,8 +6,9 @@ TORCH_INDEX ?=
 PYTHON3 ?= python3
 PYTHON := .venv/bin/python
 PYTEST_ARGS ?=
-# The version that test-slurm runs with.
+# The version that test-slurm runs with, or all.
 SLURM ?= 26.05
+SLURM_VERSIONS := 23.11 24.11 25.11 26.05
 ARGS ?=
 
 export TORCH TORCH_INDEX PYTHON3
@@ -27,8 +28,10 @@ test: lint ## check this repository: linters, then the tests that a change shoul
 test-all: lint ## the same, with the slow tests
 	$(PYTHON) -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
-test-slurm: .venv/ready ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11 or 26.05
-	scripts/with-slurm.sh $(SLURM) $(PYTHON) -m pytest tests/slurm \
+test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
+
+test-slurm-%: .venv/ready
+	scripts/with-slurm.sh $* $(PYTHON) -m pytest tests/slurm \
 		--numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 coverage: export COVERAGE_FOLDER := $(CURDIR)/.coverage
