@@ -125,6 +125,16 @@ def note_failure() -> None:
             Path(os.environ["FAILURE_FILE"]).touch()
 
 
+def release(error: BaseException | None) -> None:
+    """Let go of what the functions that failed still hold.
+
+    Python's resource tracker would report the semaphores of loading workers as leaked.
+    """
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
 def main() -> None:
     """Run the command that the first argument names.
 
@@ -184,6 +194,7 @@ def main() -> None:
             )
         else:
             traceback.print_exc()
+        release(error)
         sys.stdout.flush()
         sys.stderr.flush()
         if not isinstance(error, LostRankError):
