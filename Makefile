@@ -6,6 +6,9 @@ TORCH_INDEX ?=
 PYTHON3 ?= python3
 PYTHON := .venv/bin/python
 PYTEST_ARGS ?=
+# Processes of the tests: more than cores, as tests wait for Slurm and trackers as often as they compute.
+PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
+PYTEST := $(PYTHON) -m pytest --numprocesses $(PROCESSES) --dist worksteal
 # The version that test-slurm runs with, or all.
 SLURM ?= 26.05
 SLURM_VERSIONS := 23.11 24.11 25.11 26.05
@@ -21,25 +24,23 @@ help: ## list the targets
 demo: ## scaffold a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
-# Three processes on two cores: tests wait for Slurm and trackers as often as they compute.
 test: lint ## check this repository: linters, then the tests that a change should pass
-	$(PYTHON) -m pytest --numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test-all: lint ## the same, with the slow tests
-	$(PYTHON) -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
 
 test-slurm-%: .venv/ready
-	scripts/with-slurm.sh $* $(PYTHON) -m pytest tests/slurm \
-		--numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+	scripts/with-slurm.sh $* $(PYTEST) tests/slurm -m 'not slow' $(PYTEST_ARGS)
 
 coverage: export COVERAGE_FOLDER := $(CURDIR)/.coverage
 coverage: .venv/ready ## run the tests, and say which lines of what is rendered none of them ran
 	rm -rf $(COVERAGE_FOLDER)
 	mkdir $(COVERAGE_FOLDER)
 	-COVERAGE_PROCESS_START=$(CURDIR)/tests/coverage/settings.ini BASH_ENV=$(CURDIR)/tests/coverage/trace.sh \
-		$(PYTHON) -m pytest --numprocesses 3 --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+		$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 	$(PYTHON) tests/coverage/report.py
 
 lint: .venv/ready ## run the linters only
