@@ -72,7 +72,7 @@ PAUSE = '        time.sleep(float(os.environ.get("STEP_SECONDS", 0.01)))\n'
 
 
 def shrink(project: Path) -> Path:
-    """Give the digits a network of a tenth of the work per sample; return the project.
+    """Give the digits a network of a seventh of the work per sample; return the project.
 
     It is for tests of anything but what it learns: most of their time went into the network.
     A pause makes a step as long as before, so that a test can stop the training.
@@ -80,10 +80,10 @@ def shrink(project: Path) -> Path:
     (model,) = project.glob("src/*/model.py")
     text = model.read_text()
     for old, new in (
-        ("convolution(4, 24)", "convolution(4, 4)"),
-        ("convolution(24, 48)", "convolution(4, 8)"),
-        ("convolution(48, 64)", "convolution(8, 8)"),
-        ("64 * 3 * 3", "8 * 3 * 3"),
+        ("convolution(4, 24,", "convolution(4, 8,"),
+        ("convolution(24, 48,", "convolution(8, 16,"),
+        ("convolution(48, 64)", "convolution(16, 16)"),
+        ("64 * 3 * 3", "16 * 3 * 3"),
         (
             "        images, labels = batch\n        return F",
             f"{PAUSE}        images, labels = batch\n        return F",

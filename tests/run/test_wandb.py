@@ -100,7 +100,7 @@ def test_everything_is_there_once_of_a_resumed_run(
 
     last = attempts[-1]
     assert numbers([last], "test/predictions._type") == [(200, "image-file")]
-    histograms = numbers(attempts, "gradients/layers.7.weight._type")
+    histograms = numbers(attempts, "gradients/layers.5.weight._type")
     assert histograms == [(100, "histogram"), (200, "histogram")]
     (artifact,) = [each for each in last["artifact"] if each["type"] == "model"]
     assert "step-00000200.pt" in json.dumps(artifact)

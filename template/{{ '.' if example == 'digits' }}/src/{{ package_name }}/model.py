@@ -19,11 +19,9 @@ class Network(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.PixelUnshuffle(2),  # (4, 14, 14): the same pixels, a quarter of the positions
-            convolution(4, 24),
-            nn.MaxPool2d(2),  # (24, 7, 7)
-            convolution(24, 48),
-            convolution(48, 64),
-            nn.MaxPool2d(3, stride=2),  # (64, 3, 3)
+            convolution(4, 24, pool=nn.MaxPool2d(2)),  # (24, 7, 7)
+            convolution(24, 48, pool=nn.MaxPool2d(3, stride=2)),  # (48, 3, 3)
+            convolution(48, 64),  # (64, 3, 3)
             nn.Flatten(),
             nn.Linear(64 * 3 * 3, 10),
         )
@@ -34,10 +32,14 @@ class Network(nn.Module):
         return self.layers(images.contiguous(memory_format=torch.channels_last))
 
 
-def convolution(inputs: int, outputs: int) -> nn.Module:
-    """Return a 3 by 3 convolution that keeps height and width, normalised and rectified."""
+def convolution(inputs: int, outputs: int, pool: nn.Module | None = None) -> nn.Module:
+    """Return a 3 by 3 convolution that keeps height and width, pooled, normalised and rectified.
+
+    Pooling comes first, since it leaves less to normalise.
+    """
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False),
+        pool or nn.Identity(),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )
