@@ -6,6 +6,7 @@ After TERM or INT, which it passes on, it gives the ranks time to save. And its 
 the ranks, so that the batch script can tell 75 (stopped, run me again) from a failure.
 """
 
+import gc
 import signal
 import sys
 from contextlib import suppress
@@ -61,6 +62,7 @@ def run() -> None:
         code = codes.pop() if len(codes) == 1 else 1
     # srun sends it when the first node leaves with 75: that must stay our exit code, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.freeze()  # at its end, Python would look through all objects of torch's once more
     # Of a rank that a signal killed, the code is negative: say it as a shell does.
     sys.exit(code if code >= 0 else 128 - code)
 
