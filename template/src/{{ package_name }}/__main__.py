@@ -125,16 +125,6 @@ def note_failure() -> None:
             Path(os.environ["FAILURE_FILE"]).touch()
 
 
-def release(error: BaseException | None) -> None:
-    """Let go of what the functions that failed still hold.
-
-    Python's resource tracker would report the semaphores of loading workers as leaked.
-    """
-    while error:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
-
-
 def main() -> None:
     """Run the command that the first argument names.
 
@@ -158,6 +148,9 @@ def main() -> None:
     logging.basicConfig(handlers=[shown], level=logging.INFO)
     try:
         load_env()
+        # Python removes what loading workers leave when their rank dies. It need not warn of it.
+        filters = os.environ.get("PYTHONWARNINGS", "")
+        os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")
         command, _ = available[name]
         code = command(argv)
         gc.freeze()  # at its end, Python would look through all objects of torch's once more
@@ -194,7 +187,6 @@ def main() -> None:
             )
         else:
             traceback.print_exc()
-        release(error)
         sys.stdout.flush()
         sys.stderr.flush()
         if not isinstance(error, LostRankError):
