@@ -113,6 +113,17 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     assert status["error"].startswith("rank 0 on ") and "lost another rank" in status["error"]
 
 
+def test_a_rank_that_dies_at_its_very_end_is_said(project: Path, tmp_path: Path) -> None:
+    """The run has finished, and its rank 0 waits for the others to leave with it."""
+    barrier = "            dist.barrier(self.control)\n"
+    dies = "            if self.rank:\n                __import__('signal').raise_signal(9)\n"
+    dying = edited(project, tmp_path, "core/ranks/world.py", barrier, dies + barrier)
+    job = srun(dying, tmp_path / "run", 2, "--max-steps=3").wait()
+    assert job.codes == [1, -signal.SIGKILL], job.log
+    assert "lost another rank" in job.log and "Traceback" not in job.log
+    assert (job.run_dir / "summary.json").exists()
+
+
 def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path: Path) -> None:
     job = srun(project, tmp_path / "run", 2, *LONG, "--timeout=5")
     job.wait_for_step(5)

@@ -119,7 +119,8 @@ def check_back(job: Job, uninterrupted: Job) -> None:
     assert job.summary["global_step"] == STEPS and job.summary["resumed_from_step"] > 0
     assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
     assert job.restarts == 1
-    assert "by SIGUSR2" in job.log
+    # The first rank, which writes the log, may hear of the other's signal before its own comes.
+    assert re.search(r"stopped at step \d+ by (SIGUSR2|a signal to another rank)", job.log), job.log
 
 
 def test_it_trains_on_two_nodes(project: Project, digits: list[str]) -> None:

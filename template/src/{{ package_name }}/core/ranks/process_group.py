@@ -66,7 +66,7 @@ def joined(settings: Settings) -> Iterator[World]:
             control,
         )
         yield world
-    world.leave()
+        world.leave()
 
 
 def _meet(ranks: Ranks, backend: str | None, timeout: int) -> None:
