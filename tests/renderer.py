@@ -72,7 +72,7 @@ PAUSE = '        time.sleep(float(os.environ.get("STEP_SECONDS", 0.01)))\n'
 
 
 def shrink(project: Path) -> Path:
-    """Give the digits a network of a fifth of the work per sample; return the project.
+    """Give the digits a network of a seventh of the work per sample; return the project.
 
     It is for tests of anything but what it learns: most of their time went into the network.
     A pause makes a step as long as before, so that a test can stop the training.
@@ -81,8 +81,8 @@ def shrink(project: Path) -> Path:
     text = model.read_text()
     for old, new in (
         ("convolution(4, 24,", "convolution(4, 8,"),
-        ("convolution(24, 32,", "convolution(8, 16,"),
-        ("convolution(32, 64)", "convolution(16, 16)"),
+        ("convolution(24, 48,", "convolution(8, 16,"),
+        ("convolution(48, 64)", "convolution(16, 16)"),
         ("64 * 3 * 3", "16 * 3 * 3"),
         (
             "        images, labels = batch\n        return F",

@@ -82,7 +82,7 @@ def test_the_same_command_works_in_an_interactive_allocation(projects: dict[str,
             "--ntasks-per-node=2",
             "bash",
             "-ec",
-            f"{train}; {train} --lr 0.1",
+            f"{train}; {train} --lr 0.2",
         ),
         cwd=project.root,
     )

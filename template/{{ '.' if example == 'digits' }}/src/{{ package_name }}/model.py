@@ -20,8 +20,8 @@ class Network(nn.Module):
         self.layers = nn.Sequential(
             nn.PixelUnshuffle(2),  # (4, 14, 14): the same pixels, a quarter of the positions
             convolution(4, 24, pool=nn.MaxPool2d(2)),  # (24, 7, 7)
-            convolution(24, 32, pool=nn.MaxPool2d(3, stride=2)),  # (32, 3, 3)
-            convolution(32, 64),  # (64, 3, 3)
+            convolution(24, 48, pool=nn.MaxPool2d(3, stride=2)),  # (48, 3, 3)
+            convolution(48, 64),  # (64, 3, 3)
             nn.Flatten(),
             nn.Linear(64 * 3 * 3, 10),
         )
