@@ -104,12 +104,15 @@ def edited(project: Project, text: str) -> None:
 
 def stop(job: Job) -> None:
     """Signal the tasks alone, as Slurm does where ProctrackType is proctrack/cgroup."""
-    for process in job.ranks().values():
-        (task,) = (
-            child
-            for child, parent in itertools.pairwise([process, *process.parents()])
-            if parent.name() == "slurmstepd"
-        )
+    tasks = [
+        child
+        for process in job.ranks().values()
+        for child, parent in itertools.pairwise([process, *process.parents()])
+        if parent.name() == "slurmstepd"
+    ]
+    assert len(tasks) == len(job.ranks())
+    # At once: a rank that hears of another's signal before its own comes names that one.
+    for task in tasks:
         task.send_signal(signal.SIGUSR2)
 
 
@@ -119,8 +122,7 @@ def check_back(job: Job, uninterrupted: Job) -> None:
     assert job.summary["global_step"] == STEPS and job.summary["resumed_from_step"] > 0
     assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
     assert job.restarts == 1
-    # The first rank, which writes the log, may hear of the other's signal before its own comes.
-    assert re.search(r"stopped at step \d+ by (SIGUSR2|a signal to another rank)", job.log), job.log
+    assert "by SIGUSR2" in job.log, job.log
 
 
 def test_it_trains_on_two_nodes(project: Project, digits: list[str]) -> None:
