@@ -1,7 +1,9 @@
-"""JPEG images in the three layouts of docs/large-data.md."""
+"""JPEG images in the three layouts that the example `images` reads."""
 
 import io
+import json
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,41 +12,46 @@ CLASSES = 10
 
 
 def write(folder: Path, shards: int, each: int, edge: int) -> Path:
-    """Write training images in each layout, and one to validate and to test on.
+    """Write images to train on in each layout, and a few to validate and to test on.
 
     Args:
-        folder: where to; its `train` gets `CLASS/NAME.jpg`, `NUMBER.tar` and `NUMBER.parquet`.
+        folder: where to; `train` in it gets `CLASS/NAME.jpg`, `NUMBER.tar` and `NUMBER.parquet`,
+            and `parquet-sizes.json` says how many images each of the latter has.
         shards, each: how many shards, and images in each of them.
         edge: of an image, in pixels.
 
     Returns:
         The folder.
     """
+    draw = np.random.default_rng(0)
+    for part, count, images in (("train", shards, each), ("validation", 1, 10), ("test", 1, 10)):
+        for label in range(CLASSES):
+            (folder / part / str(label)).mkdir(parents=True)
+        for shard in range(count):
+            rows = [(jpeg(draw, edge), number % CLASSES) for number in range(images)]
+            write_shard(folder / part, shard, rows)
+    sizes = {f"{shard:04}.parquet": each for shard in range(shards)}
+    (folder / "parquet-sizes.json").write_text(json.dumps(sizes))
+    return folder
+
+
+def write_shard(folder: Path, shard: int, rows: Sequence[tuple[bytes, int]]) -> None:
+    """Write images with their classes in each layout."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet  # type: ignore[import-untyped]
 
-    draw = np.random.default_rng(0)
-    for part in ("train", "validation", "test"):
-        for label in range(CLASSES if part == "train" else 1):
-            (folder / part / str(label)).mkdir(parents=True)
-    for part in ("validation", "test"):
-        (folder / part / "0/0.jpg").write_bytes(jpeg(draw, edge))
-    for shard in range(shards):
-        rows = [(jpeg(draw, edge), number % CLASSES) for number in range(each)]
-        with tarfile.open(folder / f"train/{shard:04}.tar", "w") as archive:
-            for number, (content, label) in enumerate(rows):
-                (folder / f"train/{label}/{shard}-{number}.jpg").write_bytes(content)
-                for ending, value in (("cls", str(label).encode()), ("jpg", content)):
-                    member = tarfile.TarInfo(f"{number:08}.{ending}")
-                    member.size = len(value)
-                    archive.addfile(member, io.BytesIO(value))
-        columns = {
-            "image": [{"bytes": content, "path": None} for content, _ in rows],
-            "label": [label for _, label in rows],
-        }
-        table = pyarrow.table(columns)
-        parquet.write_table(table, folder / f"train/{shard:04}.parquet", row_group_size=100)
-    return folder
+    with tarfile.open(folder / f"{shard:04}.tar", "w") as archive:
+        for number, (content, label) in enumerate(rows):
+            (folder / f"{label}/{shard}-{number}.jpg").write_bytes(content)
+            for ending, value in (("cls", str(label).encode()), ("jpg", content)):
+                member = tarfile.TarInfo(f"{number:08}.{ending}")
+                member.size = len(value)
+                archive.addfile(member, io.BytesIO(value))
+    columns = {
+        "image": [{"bytes": content, "path": None} for content, _ in rows],
+        "label": [label for _, label in rows],
+    }
+    parquet.write_table(pyarrow.table(columns), folder / f"{shard:04}.parquet", row_group_size=100)
 
 
 def jpeg(draw: np.random.Generator, edge: int) -> bytes:

@@ -40,13 +40,14 @@ class Setting:
 
 
 @cache
-def project(*trackers: str) -> Path:
-    """Return a project with the default answers and these trackers, whose package is `demo`."""
+def project(*trackers: str, **answers: str) -> Path:
+    """Return a project with default answers but for these; its package is `demo`."""
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"
+    chosen = {"trackers": list(trackers)} if trackers else {}
     copier.run_copy(
         str(REPOSITORY),
         folder,
-        data={"package_name": "demo", **({"trackers": list(trackers)} if trackers else {})},
+        data={**chosen, **answers, "package_name": "demo"},
         defaults=True,
         vcs_ref="HEAD",
         quiet=True,

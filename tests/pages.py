@@ -7,12 +7,11 @@ from pathlib import Path
 from renderer import TEMPLATE
 
 BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The complete examples of docs/own-model.md and docs/large-data.md, and flags for a small one.
+# The complete examples of docs/own-model.md, and flags for a small one.
 EXAMPLES = {
     "A GAN": ("--width=16", "--max-steps=200"),
     "Fine-tuning with transformers": ("--width=8", "--max-steps=80"),
     "Segmentation": ("--channels=4", "--max-steps=80"),
-    "JPEG images in files or shards": ("--size=32", "--channels=4", "--max-steps=60"),
 }
 
 
@@ -56,8 +55,7 @@ def anchors(text: str) -> set[str]:
 
 def put_example(project: Path, title: str) -> Path:
     """Write the files of an example of a page to a project `demo`, and return it."""
-    pages = (TEMPLATE / f"docs/{name}.md" for name in ("own-model", "large-data"))
-    _, part = "".join(page.read_text("utf-8") for page in pages).split(f"\n### {title}\n")
+    _, part = (TEMPLATE / "docs/own-model.md").read_text("utf-8").split(f"\n### {title}\n")
     for name, block in BLOCK.findall(re.split("^##", part, flags=re.MULTILINE)[0]):
         path = project / name.replace("<package>", "demo")
         above, below, _ = path.read_text().partition("\ndataset:")

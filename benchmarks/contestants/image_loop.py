@@ -12,6 +12,7 @@ import torch.distributed as dist
 from clock import Clock, batch_size, device
 from demo import model
 from demo.settings import Settings
+from demo.transforms import random_part
 from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -24,10 +25,11 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def transform(image: Image.Image) -> Tensor:
-    """Crop and mirror at random, as torchvision's transforms of PIL images do."""
+    """Cut out, resize and mirror at random, as torchvision's transforms of PIL images do."""
     image = image.convert("RGB")
-    left, top = random.randint(0, image.width - SIZE), random.randint(0, image.height - SIZE)
-    image = image.crop((left, top, left + SIZE, top + SIZE))
+    part = random_part(image.width, image.height, least=0.25)
+    box = [share * edge for share, edge in zip(part, 2 * image.size, strict=True)]
+    image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box)
     if random.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -93,7 +95,7 @@ def hugging_face() -> Batches:
 
 
 def decoded() -> Iterator[None]:
-    """Do nothing but decode, crop and mirror what is in memory: the limit."""
+    """Do nothing but decode, cut out and mirror what is in memory: the limit."""
     contents = [path.read_bytes() for path in sorted(FOLDER.glob("*/*.jpg"))[:2000]]
     while True:
         for first in range(0, len(contents) - batch_size(), batch_size()):

@@ -18,6 +18,7 @@ PROJECTS = [
     {**EVERYTHING, "sweep": "optuna"},
     {"sweep": "wandb", "example": "text"},
     {"trackers": [], "tools": [], "example": "table"},
+    {"trackers": [], "tools": [], "example": "images"},
 ]
 
 
@@ -39,7 +40,7 @@ def check(project: Path, cache: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("answers", PROJECTS, ids=["digits", "text", "table"])
+@pytest.mark.parametrize("answers", PROJECTS, ids=["digits", "text", "table", "images"])
 def test_types_fit(answers: dict, cache: Path, tmp_path: Path) -> None:
     check(render_project(tmp_path / "demo", **answers), cache)
 

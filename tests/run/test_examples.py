@@ -1,19 +1,30 @@
 """The examples that a project can start with, besides digits, which all other tests train."""
 
+import gzip
+import io
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
 import pytest
+import torch
 from metrics import reproducible
+from PIL import Image
+from pyarrow import parquet  # type: ignore[import-untyped]
 from renderer import render_project
+
+from benchmarks import jpegs
 
 from .conftest import QUICK, Job, spawn, tasks
 
@@ -52,7 +63,8 @@ class Example:
 TEXT = ("--layers=2", "--heads=2", "--width=32", "--context=16", "--batch-size=16", "--dropout=0.1")
 TEXT += ("--held-out=0.01", "--validate-every=40", "--ema=0.9", "--lr=0.01")
 TABLE = ("--layers=2", "--width=32", "--batch-size=32", "--dropout=0.1")
-EXAMPLES = {"text": (TEXT, 624), "table": (TABLE, 2000)}
+IMAGES = ("--size=24", "--width=8", "--layers", "1", "1", "--batch-size=32", "--lr=0.4")
+EXAMPLES = {"text": (TEXT, 624), "table": (TABLE, 2000), "images": (IMAGES, 1001)}
 
 
 def make_example(folder: Path, name: str) -> Example:
@@ -70,6 +82,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Example:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Example:
     return make_example(tmp_path_factory.mktemp("example"), "table")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    return make_example(tmp_path_factory.mktemp("example"), "images")
 
 
 @pytest.fixture(params=EXAMPLES)
@@ -104,6 +121,11 @@ def test_it_stops_and_goes_on_bit_for_bit_learns_and_predicts(
         assert summary["test_perplexity"] < 12
         mean = sum(math.log(line["perplexity"]) for line in found) / len(found)
         assert math.exp(mean) == pytest.approx(summary["test_perplexity"], rel=1e-4)
+    elif example.name == "images":
+        # By guessing: 0.1.
+        assert summary["test_accuracy"] > 0.5
+        right = sum(line["class"] == number % 10 for number, line in enumerate(found))
+        assert right / len(found) == pytest.approx(summary["test_accuracy"])
     else:
         # Of the mean of all targets: 0.
         assert summary["test_r2"] > 0.5
@@ -175,3 +197,65 @@ def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
         path.write_text("".join(["a,b,name,price\n", *rows, bad]))
         with pytest.raises(error, match=r"row (10|11)"):
             load(**names)
+
+
+def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
+    files, tar, rows = (loader(images, kind, tmp_path) for kind in ("files", "tar", "parquet"))
+    error = images.module("core.errors").UsageError
+    for load, ending in ((tar, "tar"), (rows, "parquet")):
+        with pytest.raises(error, match=rf"no \.{ending} file in .*/train: put your shards there"):
+            load()
+    with pytest.raises(error, match=r"no image in .*/train: put yours there as CLASS/NAME\.jpg"):
+        files()
+    jpegs.write(tmp_path, shards=2, each=12, edge=40)
+    with pytest.raises(error, match="has 10 folders of classes, but classes is 9"):
+        files(classes=9)
+    for load in (files, tar, rows):
+        found = load(size=24)
+        assert len(found.validation) == len(found.test) == 10
+        pixels, label = found.validation[7]
+        assert (pixels.shape, pixels.dtype, label) == ((24, 24, 3), torch.uint8, 7)
+    # Without a test set, that of the validation is taken.
+    shutil.rmtree(tmp_path / "test")
+    assert len(files().test) == 10
+    (tmp_path / "train/0002.parquet").touch()
+    with pytest.raises(error, match=r"parquet-sizes\.json has no 0002\.parquet: count the shards"):
+        rows()
+
+
+def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> None:
+    error = images.module("core.errors").UsageError
+    kinds, transforms = images.module("files").SHARDS, images.module("transforms")
+    content = jpegs.jpeg(np.random.default_rng(0), 40)
+    sample = images.module("files").Sample
+    for bad, said in ((b"no", "is no image"), (content[:-200], "is damaged")):
+        with pytest.raises(error, match=f"cat {said} .*: leave it out"):
+            transforms.augment(sample("cat", bad, 0), 24, 0.25)
+    path = tmp_path / "0.tar"
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo("0001.jpg")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(error, match=r"an image 0001 without its class, 0001\.cls"):
+        list(kinds["tar"].read(str(path)))
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(error, match=r"can't read .*/0\.tar"):
+        kinds["tar"]([str(path)])
+    path.write_bytes(b"no Parquet")
+    for use in (kinds["parquet"].read, lambda name: kinds["parquet"]([name])):
+        with pytest.raises(error, match=r"can't read .*0\.tar"):
+            list(use(str(path)))
+    parquet.write_table(pyarrow.table({"image": [content]}), path)
+    with pytest.raises(error, match="can't read the columns image and label"):
+        list(kinds["parquet"].read(str(path)))
+
+
+def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(images: Example) -> None:
+    """The result differs little from that of the whole; the middle is seven eighths of it."""
+    transforms, sample = images.module("transforms"), images.module("files").Sample
+    content = jpegs.jpeg(np.random.default_rng(0), 512)
+    pixels, _ = transforms.center(sample("", content, 0), 48)
+    whole = Image.open(io.BytesIO(content)).convert("RGB")
+    expected = whole.resize((48, 48), Image.Resampling.BILINEAR, box=(32, 32, 480, 480))
+    difference = np.abs(pixels.numpy().astype(int) - np.asarray(expected))
+    assert difference.mean() < 3 and difference.max() > 0

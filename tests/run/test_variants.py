@@ -17,10 +17,10 @@ from renderer import render_project, shrink
 from variants import TREES, Tree, expected_files
 
 from .conftest import Job, clean_environment, srun
-from .test_examples import TABLE, TEXT
+from .test_examples import IMAGES, TABLE, TEXT
 
 PARTS = 2
-FLAGS = {"digits": (), "text": TEXT, "table": TABLE}
+FLAGS = {"digits": (), "images": IMAGES, "text": TEXT, "table": TABLE}
 # Imports all modules of each tree, and asks each command for its help. What is no module of the
 # tree stays imported, which is most of the time that the first one takes.
 CHECK = """

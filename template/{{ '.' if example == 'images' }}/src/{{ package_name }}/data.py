@@ -1,0 +1,188 @@
+"""The datasets: training, validation, test. This file is yours: put your own in its place.
+
+A training set is either map-style (a length, and samples by index) or a `ShardStream`;
+core/loading/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
+way to stack them; model.py gets it as it is. Evaluation sets are map-style.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .core.errors import UsageError
+from .core.filesystem import write_atomically
+from .core.loading.stream import ShardStream
+from .files import SHARDS, Files, Images, Sample
+from .settings import Settings
+from .transforms import augment, center
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class ByIndex(Dataset):
+    """Stored images, each transformed when it is asked for."""
+
+    def __init__(self, images: Images, transform: Callable[[Sample], tuple[Tensor, int]]) -> None:
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[index])
+
+
+class Stripes(Dataset):
+    """Noise with stripes, drawn when they are asked for: their direction is the class.
+
+    The same seed gives the same images on every rank.
+    """
+
+    def __init__(self, samples: int, classes: int, size: int, seed: int) -> None:
+        self.samples, self.classes, self.size, self.seed = samples, classes, size, seed
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        draw = np.random.default_rng((self.seed, index))
+        label = index % self.classes
+        angle = np.pi * label / self.classes
+        places = np.arange(self.size) * draw.uniform(0.5, 0.9)
+        across = np.cos(angle) * places + np.sin(angle) * places[:, None] + draw.uniform(0, 6)
+        color = draw.uniform(20, 50, 3)
+        image = 128 + np.sin(across)[:, :, None] * color + draw.normal(0, 30, (*across.shape, 3))
+        return torch.from_numpy(image.clip(0, 255).astype(np.uint8)), label
+
+
+def load(settings: Settings) -> Datasets:
+    """Return the datasets that the settings name; every rank calls this.
+
+    Raises:
+        UsageError: no such dataset, it is not there, or it can't be read.
+    """
+    size = settings.size
+    if settings.dataset == "synthetic":
+        lengths = (4000, 400, 1001)
+        parts = [Stripes(length, settings.classes, size, n) for n, length in enumerate(lengths)]
+        return Datasets(*parts)
+    if settings.dataset not in ("files", *SHARDS):
+        raise UsageError(
+            f"dataset is '{settings.dataset}': it must be files, tar, parquet or synthetic"
+        )
+    folder = Path(settings.data_dir)
+    transform = partial(augment, size=size, least=settings.least_crop)
+    train: Dataset
+    if settings.dataset == "files":
+        train = ByIndex(find(folder / "train", settings), transform)
+    else:
+        paths = shards(folder / "train", settings.dataset)
+        read = SHARDS[settings.dataset].read
+        sizes = known_sizes(index(settings), paths)
+        train = ShardStream(paths, read, settings.samples, decode=transform, sizes=sizes)
+    # ImageNet, for one, has a test set without classes, which nobody can evaluate on.
+    test = "test" if (folder / "test").is_dir() else "validation"
+    evaluated = (
+        ByIndex(find(folder / part, settings), partial(center, size=size))
+        for part in ("validation", test)
+    )
+    return Datasets(train, *evaluated)
+
+
+def find(folder: Path, settings: Settings) -> Images:
+    """Return the images of a folder, by index.
+
+    Raises:
+        UsageError: there is none, or there are other classes than the settings say.
+    """
+    if settings.dataset != "files":
+        return SHARDS[settings.dataset](shards(folder, settings.dataset))
+    images = Files(folder)
+    if not images.places:
+        raise UsageError(
+            f"no image in {folder.resolve()}: put yours there as CLASS/NAME.jpg, point --data-dir "
+            "at the folder above it, or use --dataset synthetic"
+        )
+    if len(images.classes) > settings.classes:
+        raise UsageError(
+            f"{folder} has {len(images.classes)} folders of classes, but classes is "
+            f"{settings.classes}: write their number to configs/train.yaml"
+        )
+    return images
+
+
+def shards(folder: Path, kind: str) -> list[str]:
+    """Return the shards of a folder, in the order of their names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    paths = sorted(map(str, folder.glob(f"*.{kind}")))
+    if not paths:
+        raise UsageError(
+            f"no .{kind} file in {folder.resolve()}: put your shards there, point --data-dir at "
+            "the folder above it, or use --dataset synthetic"
+        )
+    return paths
+
+
+def index(settings: Settings) -> Path:
+    """Return the file that says how many images each shard to train on has."""
+    return Path(settings.data_dir) / f"{settings.dataset}-sizes.json"
+
+
+def known_sizes(index: Path, paths: Sequence[str]) -> list[int] | None:
+    """Return how many images each shard has, None if they were not counted.
+
+    Raises:
+        UsageError: they were counted before a shard was added.
+    """
+    if not index.exists():
+        return None
+    counts = json.loads(index.read_text("utf-8"))
+    missing = [Path(path).name for path in paths if Path(path).name not in counts]
+    if missing:
+        raise UsageError(f"{index} has no {missing[0]}: count the shards again, with make data")
+    return [counts[Path(path).name] for path in paths]
+
+
+def download(settings: Settings) -> None:
+    """Say what is there, and count the images of shards; never called by a rank.
+
+    Raises:
+        UsageError: nothing is there, or a shard can't be read.
+    """
+    folder = Path(settings.data_dir)
+    if settings.dataset == "synthetic":
+        log.info(
+            "synthetic images need no file; put your own into %s/train and %s/validation, and "
+            "train with --dataset files, tar or parquet",
+            folder,
+            folder,
+        )
+    elif settings.dataset == "files":
+        images = find(folder / "train", settings)
+        log.info("%s has %d images to train on", folder, len(images))
+    else:
+        paths = shards(folder / "train", settings.dataset)
+        kind = SHARDS[settings.dataset]
+        counts = {Path(path).name: len(kind([path])) for path in paths}
+        write_atomically(index(settings), json.dumps(counts, indent=1) + "\n")
+        log.info("%d images in %d shards: %s", sum(counts.values()), len(counts), index(settings))

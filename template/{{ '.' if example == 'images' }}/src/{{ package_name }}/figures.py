@@ -1,0 +1,49 @@
+"""Figures of what the network makes of the test set. This file is yours too."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+
+def draw(
+    sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Tensor
+) -> dict[str, Figure]:
+    """Return the figures, by name; {} for none.
+
+    Args:
+        sums: what `measure` of model.py returned, summed over the test set.
+        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
+    """
+    images, labels = batch
+    return {
+        "accuracy_by_class": accuracy_by_class(sums["right_of_class"], sums["of_class"]),
+        "predictions": predictions(images, outputs, labels),
+    }
+
+
+def accuracy_by_class(right: Tensor, samples: Tensor) -> Figure:
+    """Draw the accuracy of each class, the worst first."""
+    known = samples > 0
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="classes, the worst first", ylabel="accuracy", ylim=(0, 1.02))
+    axes.step(range(int(known.sum())), (right[known] / samples[known]).sort().values, where="mid")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def predictions(images: Tensor, outputs: Tensor, labels: Tensor) -> Figure:
+    """Draw sixteen images with the class that they were taken for; a mistake is named in red."""
+    figure = Figure(figsize=(6, 6.5))
+    axes = figure.add_axes((0, 0, 1, 1))
+    samples = zip(images[:16], outputs.argmax(dim=1), labels, strict=False)
+    for number, (image, predicted, true) in enumerate(samples):
+        top, left = -1.2 * (number // 4), 1.2 * (number % 4)
+        axes.imshow(image, extent=(left, left + 1, top - 1, top))
+        right = predicted == true
+        title = f"{predicted}" if right else f"{predicted}, is {true}"
+        color = "black" if right else "red"
+        axes.text(left + 0.5, top + 0.04, title, color=color, size=9, ha="center")
+    axes.set(xlim=(-0.1, 4.7), ylim=(-4.7, 0.2))
+    axes.set_axis_off()
+    return figure

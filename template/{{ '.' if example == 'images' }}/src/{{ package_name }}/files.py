@@ -1,0 +1,171 @@
+"""Images as they are stored: files by class, tar shards or Parquet shards.
+
+The layouts are those of torchvision's `ImageFolder` (`CLASS/NAME.jpg`), of WebDataset (`*.tar`, in
+which `KEY.jpg` and `KEY.cls` are neighbours) and of Hugging Face's `datasets` (`*.parquet` with the
+columns `image` and `label`). Each can be read by index; shards also from front to back, which is
+what the file systems of clusters are fast at.
+"""
+
+import os
+import tarfile
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from .core.errors import UsageError
+
+ENDINGS = ("jpg", "jpeg", "png", "webp")
+
+
+class Sample(NamedTuple):
+    """An image as it is stored, and its class; `name` says where it is, for messages."""
+
+    name: str
+    content: bytes
+    label: int
+
+
+class Images(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+class Files:
+    """Files in a folder for each class; classes are numbered in the order of their names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.classes = sorted(path.name for path in folder.glob("*/"))
+        self.places = [
+            (file.path, label)
+            for label, name in enumerate(self.classes)
+            for file in sorted(os.scandir(folder / name), key=lambda entry: entry.name)
+            if file.name.rpartition(".")[2].lower() in ENDINGS
+        ]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Sample:
+        path, label = self.places[index]
+        return Sample(path, Path(path).read_bytes(), label)
+
+
+class Tar:
+    """Images in tar shards. To know where they are, the headers of all members are read once.
+
+    Raises:
+        UsageError: a shard can't be read, or has an image without a class.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.places = [
+            (path, image.offset_data, image.size, label)
+            for path in paths
+            for _, image, label in _members(path)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Sample:
+        path, offset, size, label = self.places[index]
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return Sample(f"{path}, byte {offset}", file.read(size), label)
+
+    @staticmethod
+    def read(path: str) -> Iterator[Sample]:
+        """Yield the images of a shard."""
+        for archive, image, label in _members(path):
+            yield Sample(f"{path}, {image.name}", _content(archive, image), label)
+
+
+class Parquet:
+    """Images in Parquet shards. Rows are read by groups, and the group of the last one is kept.
+
+    Raises:
+        UsageError: a shard can't be read, or lacks one of the columns.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.groups = [
+            (path, group, rows) for path in paths for group, rows in enumerate(_group_sizes(path))
+        ]
+        self.firsts = [0, *accumulate(rows for _, _, rows in self.groups)]
+        self.kept: tuple[int, list[Sample]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    def __getitem__(self, index: int) -> Sample:
+        number = bisect_right(self.firsts, index) - 1
+        if self.kept[0] != number:
+            path, group, _ = self.groups[number]
+            self.kept = (number, list(_rows(path, [group])))
+        return self.kept[1][index - self.firsts[number]]
+
+    @staticmethod
+    def read(path: str) -> Iterator[Sample]:
+        """Yield the images of a shard."""
+        return _rows(path)
+
+
+SHARDS: dict[str, type[Tar] | type[Parquet]] = {"tar": Tar, "parquet": Parquet}
+
+
+def _members(path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, int]]:
+    """Yield the images of a tar shard, and their classes."""
+    try:
+        with tarfile.open(path, "r:") as archive:  # by index, none can be compressed
+            files = filter(tarfile.TarInfo.isfile, archive)
+            for key, members in groupby(files, lambda member: _split(member.name)[0]):
+                parts = {_split(member.name)[1]: member for member in members}
+                image = next((parts[each] for each in ENDINGS if each in parts), None)
+                if image and "cls" not in parts:
+                    raise UsageError(f"{path} has an image {key} without its class, {key}.cls")
+                if image:
+                    yield archive, image, int(_content(archive, parts["cls"]))
+    except (tarfile.TarError, ValueError, OSError) as error:
+        raise UsageError(f"can't read {path}: {error}") from None
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return a name up to the first dot of its last part, and what comes behind, in lower case."""
+    folder, slash, last = name.rpartition("/")
+    stem, _, ending = last.partition(".")
+    return folder + slash + stem, ending.lower()
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file  # of a regular file there is one
+    return file.read()
+
+
+def _group_sizes(path: str) -> list[int]:
+    """Return how many rows each group of a Parquet shard has."""
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+
+    try:
+        metadata = parquet.read_metadata(path)
+    except (ArrowException, OSError) as error:
+        raise UsageError(f"can't read {path}: {error}") from None
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+def _rows(path: str, groups: list[int] | None = None) -> Iterator[Sample]:
+    """Yield the images of a Parquet shard, or of some groups of its rows."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        for rows in file.iter_batches(64, groups, columns=["image", "label"]):
+            for image, label in zip(rows["image"].field("bytes"), rows["label"], strict=True):
+                yield Sample(path, image.as_py(), label.as_py())
+    except (ArrowException, AttributeError, KeyError, OSError) as error:
+        raise UsageError(f"can't read the columns image and label of {path}: {error}") from None
