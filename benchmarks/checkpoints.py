@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from .compare import Comparison, in_turns
@@ -12,13 +13,11 @@ SIZES = {"the example": 0, "a network of 300 MB": 300}  # and twice that with it
 EXAMPLE, LARGE = (600, 100), (12, 4)  # steps, and steps between checkpoints
 
 
-def measure(setting: Setting, repeats: int) -> list[Comparison]:
+def measure(setting: Setting, repeats: int) -> Iterator[Comparison]:
     """Compare what is written behind the training with what it waits for, for both strategies."""
-    return [
-        _compare(setting, repeats, name, megabytes, strategy)
-        for name, megabytes in SIZES.items()
-        for strategy in ("ddp", "fsdp")
-    ]
+    for name, megabytes in SIZES.items():
+        for strategy in ("ddp", "fsdp"):
+            yield _compare(setting, repeats, name, megabytes, strategy)
 
 
 def _compare(

@@ -14,6 +14,7 @@ TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
 SERVERS = ("tensorboard", "aim", "mlflow")
 # Images of others: a file that Apptainer takes, and a name that pyxis understands.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
+CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]
 # The commands that answers choose, and their modules.
 DOCTOR = (
     "__init__",
@@ -80,7 +81,7 @@ SAMPLES: dict[str, list[Any]] = {
     "shared_root": ["", "/scratch/ada"],
     "monitoring_servers": [[], ["tensorboard"]],
     "sweep": ["none", "optuna", "wandb"],
-    "example": ["digits", "text", "table"],
+    "example": ["digits", "images", "text", "table"],
     "tools": [list(TOOLS), [], ["doctor"], ["check_comm", "plot"], ["predict", "export"]],
     "ci": ["none", "github", "gitlab"],
 }
@@ -135,10 +136,6 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["memory_scope"]
     if kept["container"] == "none":
         del kept["container_image"]
-    elif kept["container"] == "pyxis":
-        kept["container_image"] = kept["container_image"] or PYXIS_IMAGE
-    elif kept["container_image"] == PYXIS_IMAGE:
-        kept["container_image"] = ""
     if kept["container"] != "apptainer" or kept["container_image"]:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
@@ -159,12 +156,15 @@ def pairwise_variants() -> list[Answers]:
     """Answers in which every two values of two questions meet at least once."""
     from allpairspy import AllPairs
 
-    names = list(SAMPLES)
-    rows = AllPairs([list(range(len(SAMPLES[name]))) for name in names])
-    return [
-        settle({name: SAMPLES[name][at] for name, at in zip(names, row, strict=True)})
-        for row in rows
-    ]
+    # A container and its image go together, or the images that are built would meet few values.
+    samples = {**SAMPLES, "container": CONTAINERS}
+    del samples["container_image"]
+    variants = []
+    for row in AllPairs([list(range(len(values))) for values in samples.values()]):
+        answers = {name: samples[name][at] for name, at in zip(samples, row, strict=True)}
+        answers["container"], answers["container_image"] = answers["container"]
+        variants.append(settle(answers))
+    return variants
 
 
 def complete(answers: Mapping[str, Any]) -> Answers:
@@ -238,6 +238,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     }
     if a["example"] == "digits":
         files |= {f"{package}/mnist.py"}
+    if a["example"] == "images":
+        files |= {f"{package}/files.py", f"{package}/transforms.py"}
     if "multi_node" in a["launch_modes"]:
         files |= {"docs/multi-node.md"}
     if a["requeue"]:
@@ -298,6 +300,7 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
     a = complete(given)
     names = {"torch", "annotated-types", "matplotlib", "numpy", "psutil", "pydantic"}
     names |= {"python-dotenv", "pyyaml", "tqdm", "tyro"}
+    names |= {"pillow", "pyarrow"} if a["example"] == "images" else set()
     names |= set(a["trackers"])
     if "aim" in a["trackers"]:
         names |= {"setuptools"}
