@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pages
@@ -68,12 +69,15 @@ def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_
     """A job is preempted, comes back and is drawn; its log is as README.md shows it."""
     project = make_project(trackers=[])
     picture = Path(PICTURE or tmp_path / "run.png").absolute()
-    length = "--epochs=2" if PICTURE else "--max-steps=400"
+    length, before = ("--epochs=5", 600) if PICTURE else ("--max-steps=400", 50)
+    if PICTURE:  # of the network as it is rendered
+        (model,) = (TEMPLATE / "template").glob("*'digits'*/src/*/model.py")
+        shutil.copy(model, project.root / "src/demo/model.py")
     for name in ("uninterrupted", "preempted") if PICTURE else ("preempted",):
         flags = (*digits, length, "--batch-size=64", "--log-every=10")
         job = project.sbatch("slurm/train_cpu.sbatch", *flags)
         if name == "preempted":
-            job.wait_for_step(50)
+            job.wait_for_step(before)
             project.sbatch("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 1")
         assert job.wait().state == "COMPLETED", job.log
         job.run_dir.rename(project.root / "runs/demo" / name)
