@@ -215,6 +215,15 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
         assert len(found.validation) == len(found.test) == 10
         pixels, label = found.validation[7]
         assert (pixels.shape, pixels.dtype, label) == ((24, 24, 3), torch.uint8, 7)
+    with pytest.raises(error, match=r"parquet is of class 7, but there are 7, counted from 0"):
+        rows(classes=7).validation[7]
+    # Classes are numbered as in the training set, also where some are missing.
+    (tmp_path / "validation/0").rename(tmp_path / "validation/.hidden")
+    assert sorted(label for _, label in files().validation) == list(range(1, 10))
+    (tmp_path / "validation/.hidden").rename(tmp_path / "validation/zero")
+    with pytest.raises(error, match="has a class zero, which the training set has not"):
+        files()
+    (tmp_path / "validation/zero").rename(tmp_path / "validation/0")
     # Without a test set, that of the validation is taken.
     shutil.rmtree(tmp_path / "test")
     assert len(files().test) == 10
@@ -254,7 +263,7 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(images: Example) -> None:
     """The result differs little from that of the whole; the middle is seven eighths of it."""
     transforms, sample = images.module("transforms"), images.module("files").Sample
     content = jpegs.jpeg(np.random.default_rng(0), 512)
-    pixels, _ = transforms.center(sample("", content, 0), 48)
+    pixels = transforms.center(sample("", content, 0), 48)
     whole = Image.open(io.BytesIO(content)).convert("RGB")
     expected = whole.resize((48, 48), Image.Resampling.BILINEAR, box=(32, 32, 480, 480))
     difference = np.abs(pixels.numpy().astype(int) - np.asarray(expected))

@@ -76,10 +76,11 @@ import hashlib
 import sys
 from glob import glob
 from pathlib import Path
+from demo.data import subfolders
 from demo.files import SHARDS, Files
 
 folder = sys.argv[1]
-found = [Files(Path(folder))]
+found = [Files(Path(folder), subfolders(Path(folder)))]
 for name, kind in SHARDS.items():
     paths = sorted(glob(f"{folder}/*.{name}"))
     found += [kind(paths), [sample for path in paths for sample in kind.read(path)]]

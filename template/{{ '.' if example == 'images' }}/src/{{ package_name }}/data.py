@@ -36,17 +36,38 @@ class Datasets:
     test: Dataset
 
 
-class ByIndex(Dataset):
-    """Stored images, each transformed when it is asked for."""
+@dataclass(frozen=True)
+class Decoder:
+    """Makes pixels, uint8 (size, size, 3), and a class of a stored image.
 
-    def __init__(self, images: Images, transform: Callable[[Sample], tuple[Tensor, int]]) -> None:
-        self.images, self.transform = images, transform
+    Attributes:
+        transform: `augment` or `center`.
+        classes: how many there are.
+    """
+
+    transform: Callable[[Sample], Tensor]
+    classes: int
+
+    def __call__(self, sample: Sample) -> tuple[Tensor, int]:
+        if not 0 <= sample.label < self.classes:
+            raise UsageError(
+                f"{sample.name} is of class {sample.label}, but there are {self.classes}, counted "
+                "from 0: write their number to configs/train.yaml"
+            )
+        return self.transform(sample), sample.label
+
+
+class ByIndex(Dataset):
+    """Stored images, each decoded when it is asked for."""
+
+    def __init__(self, images: Images, decode: Decoder) -> None:
+        self.images, self.decode = images, decode
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.images[index])
+        return self.decode(self.images[index])
 
 
 class Stripes(Dataset):
@@ -88,44 +109,54 @@ def load(settings: Settings) -> Datasets:
             f"dataset is '{settings.dataset}': it must be files, tar, parquet or synthetic"
         )
     folder = Path(settings.data_dir)
-    transform = partial(augment, size=size, least=settings.least_crop)
+    decode = Decoder(partial(augment, size=size, least=settings.least_crop), settings.classes)
     train: Dataset
     if settings.dataset == "files":
-        train = ByIndex(find(folder / "train", settings), transform)
+        train = ByIndex(find(folder / "train", settings), decode)
     else:
         paths = shards(folder / "train", settings.dataset)
         read = SHARDS[settings.dataset].read
         sizes = known_sizes(index(settings), paths)
-        train = ShardStream(paths, read, settings.samples, decode=transform, sizes=sizes)
+        train = ShardStream(paths, read, settings.samples, decode=decode, sizes=sizes)
     # ImageNet, for one, has a test set without classes, which nobody can evaluate on.
-    test = "test" if (folder / "test").is_dir() else "validation"
-    evaluated = (
-        ByIndex(find(folder / part, settings), partial(center, size=size))
-        for part in ("validation", test)
+    last = "test" if (folder / "test").is_dir() else "validation"
+    decode = Decoder(partial(center, size=size), settings.classes)
+    validation, test = (
+        ByIndex(find(folder / part, settings), decode) for part in ("validation", last)
     )
-    return Datasets(train, *evaluated)
+    return Datasets(train, validation, test)
 
 
 def find(folder: Path, settings: Settings) -> Images:
     """Return the images of a folder, by index.
 
     Raises:
-        UsageError: there is none, or there are other classes than the settings say.
+        UsageError: there is none, or there are classes that the settings or the folder of the
+            training set do not have.
     """
     if settings.dataset != "files":
         return SHARDS[settings.dataset](shards(folder, settings.dataset))
-    images = Files(folder)
+    # Numbered as in the training set, whichever of them are here.
+    classes = subfolders(Path(settings.data_dir) / "train")
+    images = Files(folder, classes)
+    if unknown := set(subfolders(folder)) - set(classes):
+        raise UsageError(f"{folder} has a class {min(unknown)}, which the training set has not")
     if not images.places:
         raise UsageError(
             f"no image in {folder.resolve()}: put yours there as CLASS/NAME.jpg, point --data-dir "
             "at the folder above it, or use --dataset synthetic"
         )
-    if len(images.classes) > settings.classes:
+    if len(classes) > settings.classes:
         raise UsageError(
-            f"{folder} has {len(images.classes)} folders of classes, but classes is "
-            f"{settings.classes}: write their number to configs/train.yaml"
+            f"{folder} has {len(classes)} folders of classes, but classes is {settings.classes}: "
+            "write their number to configs/train.yaml"
         )
     return images
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, hidden ones left out, in their order."""
+    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def shards(folder: Path, kind: str) -> list[str]:

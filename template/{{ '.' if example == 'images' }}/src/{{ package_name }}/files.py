@@ -36,13 +36,18 @@ class Images(Protocol):
 
 
 class Files:
-    """Files in a folder for each class; classes are numbered in the order of their names."""
+    """Files in a folder for each class.
 
-    def __init__(self, folder: Path) -> None:
-        self.classes = sorted(path.name for path in folder.glob("*/"))
+    Args:
+        folder: of the classes' folders.
+        classes: names of those, numbered in this order; any may be missing.
+    """
+
+    def __init__(self, folder: Path, classes: Sequence[str]) -> None:
         self.places = [
             (file.path, label)
-            for label, name in enumerate(self.classes)
+            for label, name in enumerate(classes)
+            if (folder / name).is_dir()
             for file in sorted(os.scandir(folder / name), key=lambda entry: entry.name)
             if file.name.rpartition(".")[2].lower() in ENDINGS
         ]

@@ -16,20 +16,17 @@ Part = tuple[float, float, float, float]
 """Left, top, right and bottom, as shares of an image's width and height."""
 
 
-def augment(sample: Sample, size: int, least: float) -> tuple[Tensor, int]:
-    """Return a random part of an image, mirrored half of the time, and its class.
+def augment(sample: Sample, size: int, least: float) -> Tensor:
+    """Return a random part of an image, mirrored half of the time: uint8 (size, size, 3).
 
     Args:
         sample: the image.
         size: pixels of an edge.
         least: smallest share of the image's area.
-
-    Returns:
-        Pixels, uint8 (size, size, 3), and the class.
     """
     image = opened(sample)
     pixels = resized(sample, image, random_part(image.width, image.height, least), size)
-    return pixels.flip(1) if random.random() < 0.5 else pixels, sample.label
+    return pixels.flip(1) if random.random() < 0.5 else pixels
 
 
 def random_part(width: int, height: int, least: float) -> Part:
@@ -44,17 +41,13 @@ def random_part(width: int, height: int, least: float) -> Part:
     return left, top, min(1.0, left + across), min(1.0, top + down)
 
 
-def center(sample: Sample, size: int) -> tuple[Tensor, int]:
-    """Return the middle of an image, seven eighths of its shorter side, and its class.
-
-    Returns:
-        Pixels, uint8 (size, size, 3), and the class.
-    """
+def center(sample: Sample, size: int) -> Tensor:
+    """Return the middle of an image, seven eighths of its shorter side: uint8 (size, size, 3)."""
     image = opened(sample)
     side = min(image.size) * 7 / 8
     width, height = side / image.width, side / image.height
     part = ((1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2)
-    return resized(sample, image, part, size), sample.label
+    return resized(sample, image, part, size)
 
 
 def opened(sample: Sample) -> Image.Image:
