@@ -215,7 +215,9 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
         assert len(found.validation) == len(found.test) == 10
         pixels, label = found.validation[7]
         assert (pixels.shape, pixels.dtype, label) == ((24, 24, 3), torch.uint8, 7)
-    with pytest.raises(error, match=r"parquet is of class 7, but there are 7, counted from 0"):
+    with pytest.raises(
+        error, match=r"parquet, group 0, row 7 is of class 7, but there are 7, counted from 0"
+    ):
         rows(classes=7).validation[7]
     # Classes are numbered as in the training set, also where some are missing.
     (tmp_path / "validation/0").rename(tmp_path / "validation/.hidden")
@@ -254,9 +256,11 @@ def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> N
     for use in (kinds["parquet"].read, lambda name: kinds["parquet"]([name])):
         with pytest.raises(error, match=r"can't read .*0\.tar"):
             list(use(str(path)))
-    parquet.write_table(pyarrow.table({"image": [content]}), path)
-    with pytest.raises(error, match="can't read the columns image and label"):
-        list(kinds["parquet"].read(str(path)))
+    bytes_only, nested = {"image": [content], "label": [0]}, [{"bytes": content}]
+    for columns in ({"image": nested}, bytes_only, {"image": nested, "label": ["cat"]}):
+        parquet.write_table(pyarrow.table(columns), path)
+        with pytest.raises(error, match="can't read the columns image and label"):
+            list(kinds["parquet"].read(str(path)))
 
 
 def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(images: Example) -> None:

@@ -116,7 +116,7 @@ def load(settings: Settings) -> Datasets:
     else:
         paths = shards(folder / "train", settings.dataset)
         read = SHARDS[settings.dataset].read
-        sizes = known_sizes(index(settings), paths)
+        sizes = known_sizes(sizes_file(settings), paths)
         train = ShardStream(paths, read, settings.samples, decode=decode, sizes=sizes)
     # ImageNet, for one, has a test set without classes, which nobody can evaluate on.
     last = "test" if (folder / "test").is_dir() else "validation"
@@ -174,23 +174,23 @@ def shards(folder: Path, kind: str) -> list[str]:
     return paths
 
 
-def index(settings: Settings) -> Path:
+def sizes_file(settings: Settings) -> Path:
     """Return the file that says how many images each shard to train on has."""
     return Path(settings.data_dir) / f"{settings.dataset}-sizes.json"
 
 
-def known_sizes(index: Path, paths: Sequence[str]) -> list[int] | None:
+def known_sizes(file: Path, paths: Sequence[str]) -> list[int] | None:
     """Return how many images each shard has, None if they were not counted.
 
     Raises:
         UsageError: they were counted before a shard was added.
     """
-    if not index.exists():
+    if not file.exists():
         return None
-    counts = json.loads(index.read_text("utf-8"))
+    counts = json.loads(file.read_text("utf-8"))
     missing = [Path(path).name for path in paths if Path(path).name not in counts]
     if missing:
-        raise UsageError(f"{index} has no {missing[0]}: count the shards again, with make data")
+        raise UsageError(f"{file} has no {missing[0]}: count the shards again, with make data")
     return [counts[Path(path).name] for path in paths]
 
 
@@ -215,5 +215,6 @@ def download(settings: Settings) -> None:
         paths = shards(folder / "train", settings.dataset)
         kind = SHARDS[settings.dataset]
         counts = {Path(path).name: len(kind([path])) for path in paths}
-        write_atomically(index(settings), json.dumps(counts, indent=1) + "\n")
-        log.info("%d images in %d shards: %s", sum(counts.values()), len(counts), index(settings))
+        file = sizes_file(settings)
+        write_atomically(file, json.dumps(counts, indent=1) + "\n")
+        log.info("%d images in %d shards: %s", sum(counts.values()), len(counts), file)

@@ -10,7 +10,8 @@ import os
 import tarfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, count, groupby
+from operator import index as as_integer
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -111,7 +112,7 @@ class Parquet:
         number = bisect_right(self.firsts, index) - 1
         if self.kept[0] != number:
             path, group, _ = self.groups[number]
-            self.kept = (number, list(_rows(path, [group])))
+            self.kept = (number, list(_rows(path, group)))
         return self.kept[1][index - self.firsts[number]]
 
     @staticmethod
@@ -163,14 +164,17 @@ def _group_sizes(path: str) -> list[int]:
     return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
-def _rows(path: str, groups: list[int] | None = None) -> Iterator[Sample]:
-    """Yield the images of a Parquet shard, or of some groups of its rows."""
+def _rows(path: str, group: int | None = None) -> Iterator[Sample]:
+    """Yield the images of a Parquet shard, or of one group of its rows."""
     from pyarrow import ArrowException, parquet
 
     try:
         file = parquet.ParquetFile(path)
+        groups, where = (None, path) if group is None else ([group], f"{path}, group {group}")
+        number = count()
         for rows in file.iter_batches(64, groups, columns=["image", "label"]):
             for image, label in zip(rows["image"].field("bytes"), rows["label"], strict=True):
-                yield Sample(path, image.as_py(), label.as_py())
-    except (ArrowException, AttributeError, KeyError, OSError) as error:
+                name = f"{where}, row {next(number)}"
+                yield Sample(name, image.as_py(), as_integer(label.as_py()))
+    except (ArrowException, AttributeError, KeyError, OSError, TypeError) as error:
         raise UsageError(f"can't read the columns image and label of {path}: {error}") from None

@@ -58,8 +58,8 @@ def opened(sample: Sample) -> Image.Image:
     """
     try:
         return Image.open(io.BytesIO(sample.content))
-    except (OSError, Image.DecompressionBombError) as error:
-        raise UsageError(f"{sample.name} is no image ({error}): leave it out") from None
+    except (OSError, Image.DecompressionBombError):
+        raise UsageError(f"{sample.name} is no image that can be read: leave it out") from None
 
 
 def resized(sample: Sample, image: Image.Image, part: Part, size: int) -> Tensor:
