@@ -1,19 +1,14 @@
 """What docs/large-data.md tells to do is done, on small files."""
 
-import pickle
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-import torch
 from metrics import reproducible
-from renderer import TEMPLATE, render_project
+from renderer import render_project
 
 from benchmarks import jpegs
 
@@ -100,24 +95,63 @@ def test_all_layouts_hold_the_same_samples_by_index_and_in_turn(images: Path) ->
     assert len(lines) == 5 and len(set(lines)) == 1 and lines[0].count("(") == SHARDS * EACH
 
 
-def test_ten_billion_tokens_are_opened_at_once(tmp_path: Path) -> None:
-    page = (TEMPLATE / "docs/large-data.md").read_text("utf-8")
-    (code,) = re.findall(r"^```python\n(class Tokens.*?)^```$", page, re.M | re.S)
-    names = {"np": np, "torch": torch, "Sequence": Sequence, "Path": Path}
-    names["Tensor"] = torch.Tensor
-    names["Dataset"] = torch.utils.data.Dataset
-    exec(code, names)
-    path = tmp_path / "tokens"
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that starts with the GPT."""
+    return render_project(tmp_path_factory.mktemp("tokens") / "demo", example="text")
+
+
+OPEN = """
+import os, pickle, sys
+from pathlib import Path
+import numpy as np, psutil, torch
+from demo.data import MappedWindows
+
+path = Path(sys.argv[1])
+before = psutil.Process().memory_info().rss
+data = MappedWindows(path, 1024, 50_000)
+assert len(data) == (10**10 - 1) // 1024
+tokens, following = data.collate(data.__getitems__([0, 3, len(data) - 1]))
+assert tokens.shape == following.shape == (3, 1024) and tokens.dtype == torch.int64
+assert tokens[1].tolist() == list(range(3 * 1024, 4 * 1024))
+assert following[1].tolist() == list(range(3 * 1024 + 1, 4 * 1024 + 1))
+assert not tokens[2].any()
+assert psutil.Process().memory_info().rss - before < 2**26
+os.truncate(path, 200_000)  # nothing for a copy in memory to fill it with
+data = MappedWindows(path, 1024, 50_000)
+copied = pickle.dumps(data)
+assert len(copied) < 1000 and len(pickle.loads(copied)) == len(data) == 97
+"""
+
+
+def test_ten_billion_tokens_are_opened_at_once(tokens: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
     with path.open("wb") as file:
-        np.arange(2**16, dtype=np.uint16).tofile(file)
+        np.arange(50_000, dtype=np.uint16).tofile(file)
         file.truncate(2 * 10**10)
-    before = psutil.Process().memory_info().rss
-    data = names["Tokens"](path, 1024)
-    assert len(data) == (10**10 - 1) // 1024
-    tokens, following = data.collate(data.__getitems__([0, 3, len(data) - 1]))
-    assert tokens.shape == following.shape == (3, 1024) and tokens.dtype == torch.int64
-    assert tokens[1].tolist() == list(range(3 * 1024, 4 * 1024))
-    assert following[1].tolist() == list(range(3 * 1024 + 1, 4 * 1024 + 1))
-    assert not tokens[2].any()
-    assert psutil.Process().memory_info().rss - before < 2**26
-    assert len(pickle.dumps(names["Tokens"](path, 1024).__dict__)) < 1000
+    env = clean_environment(tokens)
+    command = [sys.executable, "-c", OPEN, str(path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tokens_train_and_go_on_bit_for_bit(tokens: Path, tmp_path: Path) -> None:
+    """With loading workers, which map the files again."""
+    (tokens / "data").mkdir(exist_ok=True)
+    for part, count in (("train", 100_000), ("validation", 2_000)):
+        counted = np.arange(count, dtype=np.uint16) % 300
+        counted.tofile(tokens / f"data/{part}.bin")
+    assert "data/train.bin has 100000 tokens" in run(tokens, "download", "--dataset=tokens")
+    flags = ("--dataset=tokens", "--vocabulary=300", "--layers=1", "--width=16", "--heads=2")
+    flags += ("--max-steps=40", "--log-every=1", "--batch-size=8", "--workers=1", "--lr=0.01")
+    whole = srun(tokens, tmp_path / "whole", 2, *flags).wait()
+    job = srun(tokens, tmp_path / "run", 2, *flags)
+    job.wait_for_step(10)
+    job.processes[1].send_signal(signal.SIGTERM)
+    assert job.wait().codes == [75, 75], job.log
+    resumed = srun(tokens, tmp_path / "run", 2, *flags).wait()
+    assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    assert resumed.summary["test_perplexity"] < 300
+    too_few = srun(tokens, tmp_path / "few", 1, *flags, "--vocabulary=299").wait()
+    assert too_few.codes == [1] and "Traceback" not in too_few.log, too_few.log
+    assert "error: the text has a token 299, but vocabulary is 299: write to" in too_few.log

@@ -21,9 +21,6 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
-# A token is a byte.
-TOKENS = 256
-
 
 @dataclass(frozen=True)
 class Datasets:
@@ -35,15 +32,16 @@ class Datasets:
 
 
 class Windows(Dataset):
-    """Pieces of a text, held in memory: each token of it is in one piece.
+    """Pieces of a text: each token of it is in one piece.
 
     Args:
-        text: tokens, uint8.
+        text: tokens, unsigned integers.
         context: tokens of a piece.
+        vocabulary: tokens that there are.
     """
 
-    def __init__(self, text: Tensor, context: int) -> None:
-        self.text, self.context = text, context
+    def __init__(self, text: np.ndarray, context: int, vocabulary: int) -> None:
+        self.text, self.context, self.vocabulary = text, context, vocabulary
 
     def __len__(self) -> int:
         return max(0, len(self.text) - 1) // self.context
@@ -54,8 +52,13 @@ class Windows(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return a whole batch at once: tokens, and the one after each, (batch, context)."""
-        first = torch.as_tensor(indices).unsqueeze(1) * self.context
-        pieces = self.text[first + torch.arange(self.context + 1)].long()
+        first = np.asarray(indices)[:, None] * self.context
+        pieces = torch.from_numpy(self.text[first + np.arange(self.context + 1)].astype(np.int64))
+        if pieces.max() >= self.vocabulary:
+            raise UsageError(
+                f"the text has a token {pieces.max()}, but vocabulary is {self.vocabulary}: write "
+                "to configs/train.yaml how many tokens your tokenizer has"
+            )
         return pieces[:, :-1], pieces[:, 1:]
 
     @staticmethod
@@ -64,26 +67,64 @@ class Windows(Dataset):
         return batch
 
 
+class MappedWindows(Windows):
+    """The same of a file of tokens, of which memory holds only what is read.
+
+    All ranks of a node share that; a loading worker maps the file again.
+
+    Args:
+        path: uint16, or uint32 where the vocabulary has more than 65,536 tokens.
+        context, vocabulary: as above.
+
+    Raises:
+        UsageError: there is no such file, or it is too short.
+    """
+
+    def __init__(self, path: Path, context: int, vocabulary: int) -> None:
+        kind = np.uint16 if vocabulary <= 2**16 else np.uint32
+        try:
+            super().__init__(np.memmap(path, kind, "r"), context, vocabulary)
+        except FileNotFoundError:
+            raise UsageError(
+                f"no {path.name} in {path.parent.resolve()}: put your tokens there, point "
+                "--data-dir at them, or use --dataset synthetic"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"can't read the tokens in {path}: {error}") from None
+        if not len(self):
+            raise UsageError(
+                f"{path} has {len(self.text)} tokens, too few for a context of {context}: change "
+                "--context or the file"
+            )
+        self.path = path
+
+    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
+        return type(self), (self.path, self.context, self.vocabulary)
+
+
 def load(settings: Settings) -> Datasets:
     """Return the datasets that the settings name; every rank calls this.
 
     Raises:
         UsageError: no such dataset, there is no text, or it is too short.
     """
+    context, vocabulary = settings.context, settings.vocabulary
+    if settings.dataset == "tokens":
+        return Datasets(*(MappedWindows(path, context, vocabulary) for path in files(settings)))
     if settings.dataset == "text":
         text = read(Path(settings.data_dir))
     elif settings.dataset == "synthetic":
-        text = encode(synthesize(1_000_000, seed=1))
+        text = encode(synthesize(1_000_000, seed=1)).numpy()
     else:
-        raise UsageError(f"dataset is '{settings.dataset}': it must be text or synthetic")
+        raise UsageError(f"dataset is '{settings.dataset}': it must be text, tokens or synthetic")
     held_out = int(len(text) * settings.held_out)
     if held_out <= settings.context or len(text) <= 3 * held_out:
         raise UsageError(
             f"the text has {len(text)} bytes, too few for a context of {settings.context} and two "
             f"times {settings.held_out} of it held out: change --context, --held-out or the text"
         )
-    parts = text.split([len(text) - 2 * held_out, held_out, held_out])
-    return Datasets(*(Windows(part, settings.context) for part in parts))
+    parts = np.split(text, [len(text) - 2 * held_out, len(text) - held_out])
+    return Datasets(*(Windows(part, context, vocabulary) for part in parts))
 
 
 def download(settings: Settings) -> None:
@@ -95,6 +136,10 @@ def download(settings: Settings) -> None:
     if settings.dataset == "text":
         text = read(Path(settings.data_dir))
         log.info("the text in %s has %d bytes", settings.data_dir, len(text))
+    elif settings.dataset == "tokens":
+        for path in files(settings):
+            windows = MappedWindows(path, settings.context, settings.vocabulary)
+            log.info("%s has %d tokens", path, len(windows.text))
     else:
         log.info(
             "the synthetic text needs no file; for your own, put it into %s as .txt files, and "
@@ -103,31 +148,41 @@ def download(settings: Settings) -> None:
         )
 
 
-def read(folder: Path) -> Tensor:
-    """Return the bytes of all .txt files of a folder, in the order of their names.
+def files(settings: Settings) -> list[Path]:
+    """Return the files of tokens: for training, validation and test.
+
+    Without a file for the test, that for the validation is taken.
+    """
+    folder = Path(settings.data_dir)
+    test = "test" if (folder / "test.bin").exists() else "validation"
+    return [folder / f"{part}.bin" for part in ("train", "validation", test)]
+
+
+def read(folder: Path) -> np.ndarray:
+    """Return the bytes of all .txt files of a folder, in the order of their names: uint8.
 
     Raises:
         UsageError: there are none, or one can't be read.
     """
     try:
-        files = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.txt"))]
+        texts = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.txt"))]
     except OSError as error:
         raise UsageError(f"can't read {error.filename}: {error.strerror}") from None
-    if not files:
+    if not texts:
         raise UsageError(
             f"no .txt file in {folder.resolve()}: put your text there, point --data-dir at it, or "
             "use --dataset synthetic"
         )
-    return torch.from_numpy(np.concatenate(files))
+    return np.concatenate(texts)
 
 
 def encode(text: str) -> Tensor:
-    """Return a text as tokens, uint8."""
+    """Return a text as tokens, which are bytes: uint8."""
     return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
 
 
 def decode(tokens: Tensor) -> str:
-    """Return tokens as a text."""
+    """Return tokens that are bytes as a text."""
     return bytes(tokens.tolist()).decode("utf-8", errors="replace")
 
 

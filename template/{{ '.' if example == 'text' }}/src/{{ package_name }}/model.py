@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .core.errors import UsageError
-from .data import TOKENS, decode, encode
+from .data import decode, encode
 from .learner import Learner
 from .settings import Settings
 
@@ -58,13 +58,13 @@ class GPT(nn.Module):
     """A transformer that predicts the next token (Radford et al. 2019).
 
     Args of `forward`: tokens, int64, of shape (batch, up to `context`). Returns the logits of the
-    token after each: (batch, tokens, TOKENS).
+    token after each: (batch, tokens, vocabulary).
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         width = settings.width
-        self.tokens = nn.Embedding(TOKENS, width)
+        self.tokens = nn.Embedding(settings.vocabulary, width)
         self.positions = nn.Embedding(settings.context, width)
         self.dropout = nn.Dropout(settings.dropout)
         # With --strategy fsdp, ranks put together a block at a time.
@@ -72,7 +72,7 @@ class GPT(nn.Module):
             *(Block(width, settings.heads, settings.dropout) for _ in range(settings.layers))
         )
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, TOKENS, bias=False)
+        self.head = nn.Linear(width, settings.vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -133,18 +133,22 @@ class Model(Learner):
         losses = token_losses(logits, following)
         return {"perplexity": losses.mean(dim=1).exp(), "next": logits[:, -1].argmax(dim=1)}
 
-    def describe(self, prediction: dict[str, Tensor]) -> dict[str, float | str]:
-        following = decode(prediction["next"].reshape(1))
-        return {"perplexity": float(prediction["perplexity"]), "next": following}
+    def describe(self, prediction: dict[str, Tensor]) -> dict[str, float | int | str]:
+        following = prediction["next"]
+        shown = int(following) if self.settings.dataset == "tokens" else decode(following[None])
+        return {"perplexity": float(prediction["perplexity"]), "next": shown}
 
     @torch.no_grad()
-    def write(self, network: nn.Module, begin: str, length: int = 200) -> str:
-        """Return a text and so many tokens more, each drawn by its probability."""
-        tokens = encode(begin).long().unsqueeze(0)
+    def generate(self, network: nn.Module, tokens: Tensor, length: int = 200) -> Tensor:
+        """Return tokens, int64, with so many more behind them, each drawn by its probability."""
         for _ in range(length):
-            logits = network(tokens[:, -self.settings.context :])[:, -1]
-            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(1), 1)], dim=1)
-        return decode(tokens[0])
+            logits = network(tokens[None, -self.settings.context :])[0, -1]
+            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(0), 1)])
+        return tokens
+
+    def write(self, network: nn.Module, begin: str, length: int = 200) -> str:
+        """Return a text with so many bytes more."""
+        return decode(self.generate(network, encode(begin).long(), length))
 
 
 def token_losses(logits: Tensor, following: Tensor) -> Tensor:

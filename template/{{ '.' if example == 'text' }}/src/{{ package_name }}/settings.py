@@ -16,7 +16,10 @@ class Settings(config.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"
-    """text: the *.txt files in DATA_DIR; synthetic: made-up sentences, which need no file"""
+    """text: the bytes of the *.txt files in DATA_DIR; tokens: train.bin and validation.bin there;
+    synthetic: made-up sentences, which need no file"""
+    vocabulary: Positive = 256
+    """tokens that there are: 256 bytes, or as many as a tokenizer has"""
     held_out: Fraction = 0.05
     """share of a text's end that is for the test, and as much before it for the validation"""
     context: Positive = 64
