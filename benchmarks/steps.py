@@ -6,7 +6,7 @@ from pathlib import Path
 from .compare import Comparison, in_turns
 from .ranks import Setting, lines, peer, train
 
-BATCHES = {"cpu": (64, 16), "cuda": (64, 256)}  # of a rank: the default, and another
+BATCHES = {"cpu": (64, 16), "cuda": (64, 256)}  # of a rank: a usual one, and another
 LEAST = 0.97  # of the bare loop
 WARM_UP, STEPS = 100, {"cpu": 500, "cuda": 3000}
 PEERS = {
