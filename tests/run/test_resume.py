@@ -195,7 +195,7 @@ def test_resume_draws_the_same_with_any_number_of_workers(small: Path, tmp_path:
     )
     flags = ("--epochs=2", "--batch-size=100", "--validation-size=1000")
     whole = srun(drawing, tmp_path / "whole", 2, *flags, "--workers=3").wait()
-    job = srun(drawing, tmp_path / "run", 2, *flags, "--workers=2")
+    job = srun(drawing, tmp_path / "run", 2, *flags, "--workers=2", STEP_SECONDS="0.1")
     job.wait_for_step(10)
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.wait().codes == [75, 75], job.log

@@ -148,7 +148,7 @@ def test_the_table_and_the_exit_code(
 ) -> None:
     root = tmp_path / "runs"
     now = time.time()
-    write_run(root / "mnist" / "2", updated=now - 60, status="failed", error="no room", job="1")
+    write_run(root / "mnist" / "2", updated=now - 130, status="failed", error="no room", job="1")
     write_run(root / "mnist" / "1", updated=now - 200)
     write_run(root / "other" / "3", updated=now - 3 * 86400, expect_next_in=60, job=None)
     report = tmp_path / "report.json"
@@ -157,7 +157,7 @@ def test_the_table_and_the_exit_code(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["run", "status", "step"]
     first, second, third = (line.split() for line in lines)
-    assert first[:7] == [f"{root}/mnist/2", "failed", "350", "35", "%", "60", "s"]
+    assert first[:7] == [f"{root}/mnist/2", "failed", "350", "35", "%", "2", "min"]
     assert lines[0].endswith("1    no room")
     assert second[:2] == [f"{root}/mnist/1", "running"] and "3 min ago" in lines[1]
     assert third[:2] == [f"{root}/other/3", "stuck"] and "silent for 3 days" in lines[2]

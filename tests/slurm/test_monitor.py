@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -34,11 +35,25 @@ def _forget(project: Project) -> Iterator[None]:
     shutil.rmtree(project.root / "runs/.servers-root", ignore_errors=True)
 
 
-def monitor(project: Project, *words: str, code: int = 0, seconds: int | None = None) -> str:
-    """Run `monitor` on the login node, for some seconds before Ctrl-C; return what it says."""
+# Runs a command, and ends it by Ctrl-C once it has said something.
+INTERRUPT = """
+set -m
+said=$(mktemp)
+"${@:2}" >"$said" 2>&1 &
+until grep -qF "$1" "$said" || ! kill -0 $! 2>/dev/null; do sleep 0.2; done
+kill -INT $!
+wait $!
+code=$?
+cat "$said"
+exit $code
+"""
+
+
+def monitor(project: Project, *words: str, code: int = 0, until: str = "") -> str:
+    """Run `monitor` on the login node, until it says something; return what it says."""
     command = [".venv/bin/python", "-m", "demo", "monitor", *words]
-    if seconds:
-        command[:0] = ["timeout", "--preserve-status", "--signal=INT", str(seconds)]
+    if until:
+        command = ["bash", "-c", INTERRUPT, "bash", until, *command]
     done = project.cluster.run(*command, cwd=project.root, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == code, said
@@ -328,8 +343,9 @@ def test_a_server_that_dies_is_shown_with_its_log(project: Project) -> None:
 def test_a_job_that_waits_says_why(project: Project) -> None:
     later = ("start", "tensorboard", "--", "--begin=now+1hour")
     # Several times at once: the others find what one has submitted.
+    start = partial(monitor, project, *later, code=130, until="waits (BeginTime)")
     with ThreadPoolExecutor(4) as pool:
-        all_said = list(pool.map(lambda _: monitor(project, *later, code=130, seconds=8), range(4)))
+        all_said = list(pool.map(lambda _: start(), range(4)))
     (record,) = records(project)
     assert sum("is there already" in said for said in all_said) == 3
     for said in all_said:
