@@ -300,6 +300,6 @@ def test_a_jobs_run_folder_is_found_again(project: Path, tmp_path: Path) -> None
 def test_dry_run_says_what_would_happen_and_writes_nothing(project: Path, tmp_path: Path) -> None:
     job = srun(project, tmp_path / "run", 2, "--dry-run").wait()
     assert job.codes == [0, 0], job.log
-    assert "2 rank(s) by srun" in job.log and "160 samples a step" in job.log
+    assert "2 rank(s) by srun" in job.log and "128 samples a step" in job.log
     assert "settings from configs/train.yaml" in job.log
     assert not (tmp_path / "run").exists()

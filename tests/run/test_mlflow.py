@@ -192,7 +192,7 @@ def test_a_run_that_is_stopped_or_fails_says_so(full_project: Path, tmp_path: Pa
     assert (run.info.status, run.data.tags["status"]) == ("FAILED", "failed")
     assert run.data.tags["error"].startswith("train/loss is ")
     # MLflow lets no parameter change.
-    assert (run.data.params["lr"], run.data.tags["now.lr"]) == ("0.2", "1000000000.0")
+    assert (run.data.params["lr"], run.data.tags["now.lr"]) == ("0.15", "1000000000.0")
 
 
 WRITER = """

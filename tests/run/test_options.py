@@ -143,7 +143,7 @@ def test_the_learning_rate_of_each_step_is_logged(launch: Launch) -> None:
     job = launch(
         2,
         *("--max-steps=10", "--log-every=1", "--warmup=0.5", "--schedule=linear"),
-        *("--lr=0.15", "--batch-size=64", "--lr-scaling=sqrt", "--lr-reference-batch=32"),
+        *("--lr-scaling=sqrt", "--lr-reference-batch=32"),
     )
     rates = [line["train/lr"] for line in job.metrics() if "train/lr" in line]
     # 128 samples a step are four times the reference: twice 0.15 at the peak, in the middle.
