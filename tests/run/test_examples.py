@@ -26,7 +26,7 @@ from renderer import render_project
 
 from benchmarks import jpegs
 
-from .conftest import QUICK, Job, spawn, tasks
+from .conftest import QUICK, Job, clean_environment, spawn, tasks
 
 
 @dataclass
@@ -272,3 +272,21 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(images: Example) -> None:
     expected = whole.resize((48, 48), Image.Resampling.BILINEAR, box=(32, 32, 480, 480))
     difference = np.abs(pixels.numpy().astype(int) - np.asarray(expected))
     assert difference.mean() < 3 and difference.max() > 0
+
+
+STEP = """
+import torch
+from my_images.model import ResNet
+from my_images.settings import Settings
+
+network = ResNet(Settings(width=8, layers=(1, 1)))
+for _ in range(2):
+    network(torch.zeros(8, 224, 224, 3, dtype=torch.uint8)).sum().backward()
+"""
+
+
+def test_few_channels_of_large_images_train(images: Example) -> None:
+    """PyTorch 2.13 crashes there in a convolution of 1 by 1 with a stride."""
+    env = clean_environment(images.project)
+    done = subprocess.run([sys.executable, "-c", STEP], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
