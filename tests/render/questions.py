@@ -34,7 +34,10 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow"]},
 }
 # Defaults that follow from another answer than the project's name.
-DEFAULTS = {"signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes"}
+DEFAULTS = {
+    "project_name": "`MNIST DDP`, with `--defaults`",
+    "signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes",
+}
 # Values that show more than the samples of the tests do.
 VALUES = {
     "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"]],

@@ -10,7 +10,7 @@ from unicodedata import category
 import jinja2
 import pytest
 import yaml
-from renderer import TEMPLATE, Renderer, tomllib
+from renderer import QUESTIONS, TEMPLATE, Renderer, tomllib
 
 LONG = "a" * 10_000
 INJECTIONS = [
@@ -195,6 +195,40 @@ def test_free_text_arrives_unchanged(render: Renderer, text: str) -> None:
     for path, content in files.items():
         if path.endswith(".sbatch"):
             assert text not in content, "free text has no place in a script"
+
+
+LINES = [name for name, question in QUESTIONS.items() if question.get("multiline")]
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_white_space_alone_is_no_line(render: Renderer, name: str) -> None:
+    """Enter leaves a newline, in a terminal and in a file of answers."""
+
+    def files(text: str) -> dict[str, str]:
+        found = render({"setup": "full", "package_name": "demo", name: text})
+        said = yaml.safe_load(found.pop(".copier-answers.yml"))
+        assert ("module_purge" in said) == (name == "modules" and text.strip() != "")
+        return found
+
+    nothing = files("")
+    for text in ("\n", " \n\t\n", "\r\n"):
+        assert files(text) == nothing
+    good = {"modules": "gcc\nuse /a\ncuda/12"}.get(name, "--quiet\n--hint=x")
+    assert files(f"\n {good} \n\n") == files(good) != nothing
+
+
+TEXTS = [
+    name
+    for name, question in QUESTIONS.items()
+    if question["type"] == "str" and "choices" not in question and name not in (*LINES, "run_root")
+]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_white_space_alone_is_no_text(render: Renderer, name: str) -> None:
+    for text in (" ", "\n", "\t", "\u3000"):
+        with pytest.raises(ValueError, match=name):
+            render({"setup": "full", **PARENTS.get(name, {}), name: text})
 
 
 def test_further_options_take_the_place_of_answers(render: Renderer) -> None:

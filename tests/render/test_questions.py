@@ -86,6 +86,8 @@ def asked(template: Path, project: Path, **answers: Any) -> list[str]:  # noqa: 
             names.append(structure["name"])
             # On 80 columns, Copier's mark before it; what is longer would be cut off.
             assert max(map(len, structure["message"].splitlines())) <= 76
+            if "default" not in structure:  # nothing is filled in, so that something is typed
+                answers[structure["name"]] = "Digits"
         return answers
 
     with mock.patch.object(copier._main, "unsafe_prompt", accept):
@@ -101,9 +103,9 @@ def asked(template: Path, project: Path, **answers: Any) -> list[str]:  # noqa: 
 def test_quick_asks_under_ten_questions(
     template: Path, tmp_path: Path, answers: dict[str, Any]
 ) -> None:
-    names = asked(template, tmp_path / "project", **answers)
-    assert 5 <= len(names) < 10
-    assert {"project_name", "launch_modes", "partition", "time_limit"} <= set(names)
+    first, *names = asked(template, tmp_path / "project", **answers)
+    assert first == "setup" and 5 <= len(names) < 10
+    assert {"project_name", "launch_modes", "partition", "time_limit", "example"} <= set(names)
 
 
 def test_full_asks_all_that_matters(template: Path, tmp_path: Path) -> None:

@@ -136,14 +136,17 @@ def test_a_time_limit_that_may_be_meant_as_hours(
     terminal = Terminal(tool["copier"], "copy", template, tmp_path / "project")
     for name in ("setup", "project_name", "launch_modes", "gpus_per_node"):
         terminal.wait_for(head(name))
-        terminal.type(ENTER)
+        terminal.type(*(["Digits"] if name == "project_name" else []), ENTER)
     terminal.wait_for(head("time_limit"))
     terminal.type(CLEAR, "2", ENTER)
     terminal.wait_for_message("time_limit", "for hours 2:00:00, minutes 2:00")
     terminal.type(CLEAR, "2:00", ENTER)
-    for name in ("partition", "account", "modules", "trackers"):
+    for name in ("partition", "account", "modules", "trackers", "example"):
         terminal.wait_for(head(name))
-        terminal.type(END_OF_TEXT if name == "modules" else ENTER)
+        terminal.type(*([ENTER, END_OF_TEXT] if name == "modules" else [ENTER]))
     terminal.wait_for_end()
     said = answers_of(tmp_path / "project")
+    # Nothing was filled in where it was typed, and Enter alone names no module.
+    assert said["project_name"] == "Digits"
+    assert "load_module" not in (tmp_path / "project/slurm/common.sh").read_text()
     assert (said["time_limit"], said["signal_lead_seconds"]) == ("2:00", 60)
