@@ -258,6 +258,15 @@ class Neighbours(Regression):
         return {"rank": Pairs()}
 
 
+class Several(Regression):
+    """Its predictions fail, but not those of one sample."""
+
+    def predict(self, network, batch):
+        if len(batch["x"]) > 1:
+            raise ValueError("cannot predict several")
+        return super().predict(network, batch)
+
+
 class Different(Regression):
     """Ranks measure what the others do not."""
 
@@ -568,6 +577,15 @@ def test_the_evaluation_before_the_first_step_is_named(learners: Path, tmp_path:
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_what_fails_after_the_training_costs_itself_alone(learners: Path, tmp_path: Path) -> None:
+    for number, (code, env) in enumerate([(1, {}), (0, {"SWEEP_TRIAL": "1"})]):
+        job = train(learners, tmp_path / f"{number}", 2, "--max-steps=2", KIND="Several", **env)
+        assert job.codes == [code, 0], job.log
+        assert job.log.count("is finished, but has no figures: cannot predict several") == 1
+        assert json.loads((job.run_dir / "summary.json").read_text())["global_step"] == 2
+        assert json.loads((job.run_dir / "status.json").read_text())["status"] == "finished"
+
+
 def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> None:
     job = train(learners, tmp_path / "run", 2, KIND="Unused")
     check_error(job, "some parameters had no part in the loss", "--find-unused-parameters")
@@ -636,15 +654,19 @@ WRONG = {
     "a list of optimizers": of(optimizers=lambda self, network: [SGD(network.parameters())]),
     "no such optimizer": of(train_step=lambda self, loop: loop.update(self.loss, "critic")),
     "no learner": None,
+    # The errors of model.py itself:
+    "a mistake in inputs": of(inputs=lambda *_: {}["inputs"], predict=lambda *_: None),
+    "a mistake in predict": of(predict=lambda *_: {}["predict"]),
 }
 found = {}
 for what, learner in WRONG.items():
     model.Model = learner
-    name = what.replace(" ", "-")
-    try:
-        train.run(Settings.parse([*sys.argv[2:], f"--run-dir={folder}/{name}"]), StopRequest())
-    except UsageError as error:
-        found[what] = str(error)
+    flags = [*sys.argv[2:], f"--run-dir={folder}/{what.replace(' ', '-')}"]
+    for more in ([], ["--dry-run"]):
+        try:
+            train.run(Settings.parse([*flags, *more]), StopRequest())
+        except (UsageError, KeyError) as error:
+            found[" ".join([what, *more])] = str(error)
 with open(f"{folder}/errors.json", "w") as file:
     json.dump(found, file)
 '''
@@ -668,6 +690,8 @@ SAID = {
     "a list of optimizers": "optimizers in model.py returned list: return one Optimizer, or a",
     "no such optimizer": "train_step updates with 'critic', but optimizers in model.py returned",
     "no learner": "model.py has no 'class Model(Learner)', whose methods say what is trained",
+    "a mistake in inputs": "inputs",
+    "a mistake in predict": "predict",
 }
 # What only a step shows.
 LATE = {"nan", "nan as best", "no such optimizer"}
@@ -681,8 +705,9 @@ def test_what_a_learner_can_get_wrong_is_one_line(learners: Path, tmp_path: Path
     job = spawn(learners, tmp_path / "run", [command], [{"PYTHONPATH": path}]).wait()
     assert job.codes == [0], job.log
     found = json.loads((tmp_path / "errors.json").read_text())
-    assert found.keys() == SAID.keys()
+    assert found.keys() == SAID.keys() | {f"{what} --dry-run" for what in SAID.keys() - LATE}
     for what, message in SAID.items():
+        assert found.get(f"{what} --dry-run", found[what]) == found[what]
         assert message in found[what] and "\n" not in found[what], what
         started = (tmp_path / what.replace(" ", "-") / "metrics.jsonl").exists()
         assert started == (what in LATE), what

@@ -35,12 +35,10 @@ class Evaluation:
     Attributes:
         metrics: by name, such as validation/loss.
         sums: over all batches and ranks, by the names that `measure` gave them.
-        first: this rank's first batch and its predictions, on the CPU, if they were asked for.
     """
 
     metrics: dict[str, float]
     sums: dict[str, Tensor] = field(default_factory=dict)
-    first: tuple[Any, Any] | None = None
 
 
 class Evaluator:
@@ -60,7 +58,7 @@ class Evaluator:
         self.warned: set[str] = set()
 
     def check(self, dataset: Dataset) -> None:
-        """Evaluate a sample on each rank, to see before the first step that all metrics are there.
+        """Evaluate and predict a sample on each rank, to see mistakes before the first step.
 
         Raises:
             UsageError: the metric that decides the best checkpoint is none of them.
@@ -81,13 +79,15 @@ class Evaluator:
             warnings.simplefilter("ignore")  # of metrics that need more samples than these
             try:
                 found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
+                self.predict(dataset, 1)
             except UsageError:
                 raise
             except Exception:
-                log.error(
-                    "this failed in an evaluation of one sample on each rank, which is made before "
-                    "the first step: metrics must bear so few"
-                )
+                if self.world.is_main:
+                    log.error(
+                        "this failed in an evaluation of one sample on each rank, before the first "
+                        "step: measure, metrics and predict must work for one sample"
+                    )
                 raise
         if name not in found:
             raise UsageError(
@@ -95,21 +95,18 @@ class Evaluator:
                 "and conclude return it, or name one of these"
             )
 
-    def evaluate(
-        self, dataset: Dataset, split: str, step: int, keep_first: bool = False
-    ) -> Evaluation:
+    def evaluate(self, dataset: Dataset, split: str, step: int) -> Evaluation:
         """Return the metrics over a map-style dataset; every rank calls this.
 
         Args:
             dataset: each of its samples is counted once, on one rank.
             split: "validation" or "test".
             step: steps taken by now; random numbers of the evaluation depend on it alone.
-            keep_first: whether to keep the first batch, with predictions.
 
         Raises:
             UsageError: measure or conclude return something else than they should.
         """
-        found = self._evaluate(dataset, split, step, None, keep_first)
+        found = self._evaluate(dataset, split, step, None)
         for name, value in list(found.metrics.items()):
             if not math.isfinite(value) and name != self.learner.best[0]:
                 if name not in self.warned:
@@ -119,13 +116,25 @@ class Evaluator:
         return found
 
     @torch.no_grad()
+    def predict(self, dataset: Dataset, samples: int) -> tuple[Any, Any]:
+        """Return a batch of this rank's first samples, and its predictions, on the CPU.
+
+        Every rank calls this: with FSDP, they put the networks together.
+        """
+        batch, _ = next(self._batches(dataset, samples * self.world.size))
+        batch = to_device(batch, self.world.device)
+        self.learner.inputs(batch)  # which `export` calls, too
+        modules = self.networks.evaluated
+        with (
+            evaluation_mode(modules, self.world),
+            STORE.paused(),
+            autocast(self.world.device, self.settings.precision),
+        ):
+            return to_cpu((batch, self.learner.predict(self.networks.view(modules), batch)))
+
+    @torch.no_grad()
     def _evaluate(
-        self,
-        dataset: Dataset,
-        split: str,
-        step: int,
-        samples: int | None,
-        keep_first: bool = False,
+        self, dataset: Dataset, split: str, step: int, samples: int | None
     ) -> Evaluation:
         modules, device = self.networks.evaluated, self.world.device
         networks = self.networks.view(modules)
@@ -134,17 +143,16 @@ class Evaluator:
             for name, each in self.learner.metrics().items()
         }
         seed_generators(derive("evaluation", self.settings.seed, self.world.rank, step))
-        sums, first = Sums(), None
+        sums = Sums()
         with evaluation_mode(modules, self.world), STORE.evaluating(split):
-            for number, (batch, counts) in enumerate(self._batches(dataset, samples)):
+            for batch, counts in self._batches(dataset, samples):
                 weight = checked_weight(self.learner, batch)
                 batch = to_device(batch, device)
-                with autocast(device, self.settings.precision):
-                    # On all ranks, since FSDP puts networks together.
-                    if keep_first and number == 0:
-                        first = to_cpu((batch, self.learner.predict(networks, batch)))
-                    with nullcontext() if counts else STORE.paused():
-                        measured = self.learner.measure(networks, batch)
+                with (
+                    autocast(device, self.settings.precision),
+                    nullcontext() if counts else STORE.paused(),
+                ):
+                    measured = self.learner.measure(networks, batch)
                 if counts:
                     sums.add(measured, weight, objects)
             recorded, _ = STORE.read(self.world)
@@ -152,7 +160,7 @@ class Evaluator:
         metrics = {f"{split}/{k}": v for k, v in self._conclude(totals, objects).items()}
         if twice := metrics.keys() & recorded.keys():
             raise UsageError(f"{min(twice)} is both measured and recorded: rename one of the two")
-        return Evaluation(metrics | recorded, totals, first)
+        return Evaluation(metrics | recorded, totals)
 
     def _conclude(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
         concluded = self.learner.conclude(sums)

@@ -1,9 +1,11 @@
 """The end of a run: by a signal; or the test, the summary, figures, the registry of models."""
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .core.errors import UsageError
 from .core.filesystem import read_object
 from .core.training.networks import digest
 from .evaluate import Evaluation
@@ -34,18 +36,28 @@ def stop(trainer: "Trainer") -> None:
     )
 
 
-def finish(trainer: "Trainer") -> None:
-    """Evaluate on the test set, and write what the run leaves; every rank calls this."""
+def finish(trainer: "Trainer") -> int:
+    """Evaluate on the test set, and write what the run leaves; every rank calls this.
+
+    Returns:
+        The process's exit code: 1 on rank 0 if something failed after the summary was written. In
+        a sweep it is 0, since the trial has its result.
+    """
     step = trainer.position.step
-    test = trainer.evaluator.evaluate(trainer.datasets.test, "test", step, keep_first=True)
+    test = trainer.evaluator.evaluate(trainer.datasets.test, "test", step)
     trainer.checkpointing.refuse_unsaved("ended")
     trainer.logger.metrics(step, 1.0, test.metrics)
     trainer.logger.summary(summary(trainer, test))
-    if not trainer.world.is_main:
-        return
-    _draw(trainer, test)
-    if trainer.settings.register_model:
-        _register(trainer, trainer.settings.register_model)
+    code = 0
+    for what, leave in (("figures", _draw), ("model in the registry", _register)):
+        try:
+            leave(trainer, test)
+        except Exception as error:
+            if trainer.world.is_main:  # what other ranks predict is not kept
+                unknown = not isinstance(error, UsageError)
+                log.error("the run is finished, but has no %s: %s", what, error, exc_info=unknown)
+                code = 0 if "SWEEP_TRIAL" in os.environ else 1
+    return code
 
 
 def summary(trainer: "Trainer", test: Evaluation) -> dict[str, Any]:
@@ -69,29 +81,27 @@ def summary(trainer: "Trainer", test: Evaluation) -> dict[str, Any]:
 
 
 def _draw(trainer: "Trainer", test: Evaluation) -> None:
-    """Keep the figures of figures.py; a mistake in that file costs the figures only."""
-    if test.first is None:
-        return
-    try:
+    """Keep the figures of figures.py; every rank calls this."""
+    first = trainer.evaluator.predict(trainer.datasets.test, trainer.settings.test_batch_size)
+    if trainer.world.is_main:
         from . import figures
 
-        drawn = figures.draw(test.sums, *test.first)
-    except Exception:
-        log.exception("figures.py failed, so there are no figures of this evaluation")
+        drawn = figures.draw(test.sums, *first)
+        named = {f"test/{name}": figure for name, figure in drawn.items()}
+        trainer.logger.figures(trainer.position.step, named)
+
+
+def _register(trainer: "Trainer", _test: Evaluation) -> None:
+    """Put the best network into the registry of models, where the settings name it there."""
+    name = trainer.settings.register_model
+    if not name or not trainer.world.is_main:
         return
-    named = {f"test/{name}": figure for name, figure in drawn.items()}
-    trainer.logger.figures(trainer.position.step, named)
-
-
-def _register(trainer: "Trainer", name: str) -> None:
-    """Put the best network into the registry of models."""
     from .inference import load
 
     trainer.checkpointing.saver.wait()
     best = trainer.checkpointing.checkpoints.best()
     if best is None:
-        log.error("there is no checkpoint, so no network goes into the registry")
-        return
+        raise UsageError("there is no checkpoint")
     loaded = load(best, trainer.settings)
     example = loaded.learner.inputs(loaded.example(trainer.datasets.test, 4))
     trainer.logger.trackers.log("model", loaded.networks, example, name, loaded.step)

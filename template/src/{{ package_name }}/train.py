@@ -82,13 +82,13 @@ class Trainer:
         """Train to the end or to a signal; return the process's exit code."""
         settings, world, checkpointing = self.settings, self.world, self.checkpointing
         log_start(settings, world, self.loader, self.samples_per_step)
-        if settings.dry_run:
-            return 0
         finished = is_finished(checkpointing.run_dir, self.position.step)
         if self.position.is_end(settings) and world.broadcast(finished):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
         self.evaluator.check(self.datasets.validation)
+        if settings.dry_run:
+            return 0
         self.logger = RunLogger(settings, world, trackers, checkpointing, self.learner.best)
         with (
             self.logger,
@@ -101,9 +101,9 @@ class Trainer:
                     self.logger.ending = "preempted"
                     return EXIT_CODE
             validate(self)
-            finish(self)
+            code = finish(self)
             self.logger.ending = "finished"
-        return 0
+        return code
 
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch, evaluate and save; return False if a signal came first."""
