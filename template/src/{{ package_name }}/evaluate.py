@@ -133,9 +133,7 @@ class Evaluator:
             return to_cpu((batch, self.learner.predict(self.networks.view(modules), batch)))
 
     @torch.no_grad()
-    def _evaluate(
-        self, dataset: Dataset, split: str, step: int, samples: int | None
-    ) -> Evaluation:
+    def _evaluate(self, dataset: Dataset, split: str, step: int, samples: int | None) -> Evaluation:
         modules, device = self.networks.evaluated, self.world.device
         networks = self.networks.view(modules)
         objects = {
