@@ -43,8 +43,52 @@ def test_the_projects_own_file_is_the_default(
 
 
 @pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("batch_size: 010", 10),
+        ("batch_size: 0x1F", 31),
+        ("batch_size: +12", 12),
+        ("lr: 1e-3", 0.001),
+        ("lr: 1.5e3", 1500.0),
+        ("lr: .5", 0.5),
+        ("experiment: 010", "010"),
+        ("experiment: 1:30", "1:30"),
+        ("experiment: 1e-3", "1e-3"),
+        ("experiment: 2026-01-30", "2026-01-30"),
+        ("experiment: off", "off"),
+        ("compile: yes", True),
+        ("compile: off", False),
+        ("max_steps: ~", None),
+    ],
+)
+def test_values_are_what_they_look_like(
+    project: Path, yaml_file: Path, line: str, value: object
+) -> None:
+    """YAML 1.1 takes 010 for 8, 1:30 for 90 and off for a boolean, whatever the setting is."""
+    from demo.settings import Settings
+
+    yaml_file.write_text(line)
+    read = getattr(Settings.from_yaml(yaml_file), line.partition(":")[0])
+    assert read == value and type(read) is type(value)
+
+
+def test_settings_that_pyyaml_wrote_read_the_same(project: Path, yaml_file: Path) -> None:
+    """The config.yaml of runs, of earlier versions too: PyYAML quotes what YAML 1.1 needs."""
+    from demo.settings import Settings
+
+    words = "010 08 0o17 0b11 0x1F 1_000 1:30 1e-3 1.5e3 -.5 .5 +1 ~ null on Yes true 2026-01-30"
+    for word in (*words.split(), "<<", "=", "a: b", "'", "ä", "1.0e-05"):
+        settings = Settings(experiment=word, tags=(word, "x"), lr=1e16, weight_decay=1e-05)
+        yaml_file.write_text(yaml.safe_dump(settings.as_dict(), sort_keys=False))
+        assert Settings.from_yaml(yaml_file) == settings, word
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("batch_size: 1:30", "batch_size is '1:30': it should be a valid integer"),
+        ("batch_size: 0o17", "batch_size is '0o17': it should be a valid integer"),
+        ("lr: 1:30.5", "lr is '1:30.5': it should be a valid number"),
         ("epoch: 3", "unknown setting 'epoch'; did you mean 'epochs'?"),
         ("epochs: many", "epochs is 'many': it should be a valid integer"),
         (
@@ -75,6 +119,45 @@ def test_a_wrong_file_is_one_line_that_says_what_is_right(
     assert str(yaml_file) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_paths_may_hold_variables_and_begin_with_the_home_folder(
+    project: Path, yaml_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from demo.core.config import PATHS, read_flags
+    from demo.core.errors import UsageError
+    from demo.settings import Settings
+    from demo.tools.plot import Flags
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.delenv("UNSET", raising=False)
+    yaml_file.write_text("run_root: $SCRATCH/runs\nresume: auto\ninit_from: ~/a\ntags: [$UNSET]\n")
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.parse(
+        ["--config=${SCRATCH}/../settings.yaml", "--data-dir=~/data", "--run-dir", "a~/$$"]
+    )
+    found = tuple(getattr(settings, name) for name in PATHS)
+    root, home = f"{tmp_path}/scratch/runs", f"{tmp_path}/home"
+    assert found == (root, "a~/$$", "auto", f"{home}/data", f"{home}/a")
+    assert settings.tags == ("$UNSET",) and settings.config == Path(
+        f"{tmp_path}/scratch/../settings.yaml"
+    )
+    for path, message in (
+        ("$UNSET/runs", "is $UNSET/runs, but $UNSET is not set: export it, or replace it"),
+        ("~no-such-user/runs", "but there is no such user: start with ~/ or ./"),
+    ):
+        # A flag overrides the file, so the file's variables need not be set.
+        yaml_file.write_text(f"run_root: {path}\n")
+        assert Settings.parse([f"--config={yaml_file}", "--run-root=a"]).run_root == "a"
+        for argv in ([f"--config={yaml_file}"], [f"--init-from={path}"], [f"--config={path}"]):
+            with pytest.raises(UsageError) as caught:
+                Settings.parse(argv)
+            assert message in str(caught.value) and "\n" not in str(caught.value)
+    flags = read_flags(Flags, ["$SCRATCH/a", "b", "--output=~/x.png"], "plot")
+    assert flags.folders == (tmp_path / "scratch/a", Path("b"))
+    assert flags.output == tmp_path / "home/x.png"
 
 
 def test_effective_settings_are_saved(launch: Launch, yaml_file: Path, tmp_path: Path) -> None:

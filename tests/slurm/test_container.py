@@ -178,12 +178,13 @@ def test_an_edit_needs_no_new_image_and_each_rank_is_itself(
     code = root / "src/demo/__init__.py"
     kept = {path: path.read_text() for path in (settings, code)}
     settings.write_text(
-        kept[settings].replace("data_dir: data", f'data_dir: "{configured}" # ours')
+        kept[settings].replace("data_dir: data", 'data_dir: "${PLACE}/configured" # ours')
     )
     edited(project, EDIT)
     try:
         job = project.sbatch(
-            *("--nodes=2", "slurm/train_cpu.sbatch", *QUICK, f"--run-dir={named}/new"),
+            *("--nodes=2", "slurm/train_cpu.sbatch", *QUICK, "--run-dir=$PLACE/named/new"),
+            PLACE=str(named.parent),
             PROBE=":".join(map(str, elsewhere)),
             APPTAINER_BIND=str(bound),
         )

@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 import yaml
 from annotated_types import Ge, Gt, Lt
 
 from .errors import UsageError
+from .filesystem import full_path, refuse_pipes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,6 +24,78 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Lt(float("inf"))]
 
 DEFAULT_CONFIG = Path("configs/train.yaml")
+PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")  # besides fields of type Path
+
+T = TypeVar("T")
+
+
+def with_full_paths(flags: T) -> T:
+    """Return flags or settings, which are a dataclass, with all paths expanded.
+
+    Raises:
+        UsageError: as `full_path` does.
+    """
+
+    def expanded(name: str, value: Any) -> Any:  # noqa: ANN401 - any field's
+        if isinstance(value, tuple):
+            return tuple(expanded(name, each) for each in value)
+        is_path = isinstance(value, Path) or (name in PATHS and isinstance(value, str))
+        return type(value)(full_path(name, str(value))) if is_path else value
+
+    changes = {name: expanded(name, value) for name, value in vars(flags).items()}
+    return dataclasses.replace(flags, **changes)  # type: ignore[type-var]
+
+
+def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
+    """Return the flags of a command, with all paths expanded; bad flags end it with exit code 2.
+
+    Raises:
+        UsageError: as `full_path` does.
+    """
+    return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog))
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Takes for null, a boolean or a number only what YAML 1.1 and 1.2 agree on.
+
+    The rest is text, and the type of a setting decides what it means: `010` is the number 10 or the
+    name 010, and `1:30` is no number. PyYAML follows YAML 1.1, where they are 8 and 90.
+    """
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - without those of SafeLoader
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the values by name; a name may not come twice."""
+        values = super().construct_mapping(node, deep)
+        names = [key.value for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"it has '{twice[0]}' twice: leave one of the lines")
+        return values
+
+
+for _tag, _pattern in (
+    ("null", r"~|null|Null|NULL|"),
+    ("bool", r"true|True|TRUE|false|False|FALSE"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+"),
+    ("float", r"[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+):
+    _YamlLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), None
+    )
+
+
+def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever it is
+    """Return what a YAML file of a user or of a run holds.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is not YAML.
+    """
+    refuse_pipes(path)
+    try:
+        return _YamlLoader(path.read_text(encoding="utf-8")).get_single_data()
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +257,7 @@ class Settings:
         flag, rest = tyro.cli(
             _ConfigFlag, args=list(argv), return_unknown_args=True, add_help=False
         )
-        path = flag.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+        path = with_full_paths(flag).config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
         defaults = dataclasses.replace(cls.from_yaml(path) if path else cls(), config=path)
         settings = tyro.cli(
             cls,
@@ -194,7 +267,7 @@ class Settings:
             description="A flag overrides the YAML file of settings, which overrides the default.",
             config=(tyro.conf.AvoidSubcommands,),
         )
-        return cls.from_values(settings.as_dict())
+        return with_full_paths(cls.from_values(settings.as_dict()))
 
     @classmethod
     def from_yaml(cls, path: Path) -> "Self":
@@ -204,19 +277,13 @@ class Settings:
             UsageError: the file can't be read, or a key or a value in it is wrong.
         """
         try:
-            text = path.read_text(encoding="utf-8")
-            values = yaml.safe_load(text) or {}
-        except (OSError, UnicodeDecodeError) as error:
+            values = read_yaml(path) or {}
+        except OSError as error:
             raise UsageError(f"can't read the settings in {path}: {error}") from None
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        except ValueError as error:
+            raise UsageError(f"{path} is not YAML: {error}") from None
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
-        composed: Any = yaml.compose(text)
-        keys = [key.value for key, _ in composed.value] if values else []
-        for key in keys:
-            if keys.count(key) > 1:
-                raise UsageError(f"{path} has '{key}' twice: leave one of the lines")
         # A run's own config.yaml says which file it came from.
         values.pop("config", None)
         known = [field.name for field in dataclasses.fields(cls)]

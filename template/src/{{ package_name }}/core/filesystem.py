@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, TextIO
+
+from .errors import UsageError
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
@@ -130,6 +133,24 @@ def refuse_pipes(path: Path) -> None:
     """Refuse what is no file: to read a pipe would be to wait for its writer."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no file")
+
+
+def full_path(name: str, path: str) -> str:
+    """Return the path in a flag or setting with ~ and $VARIABLES expanded: no shell does it there.
+
+    Raises:
+        UsageError: a variable is not set, or there is no such user.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if text := os.environ.get(found[1] or found[2]):
+            return text
+        raise UsageError(f"{name} is {path}, but {found[0]} is not set: export it, or replace it")
+
+    full = os.path.expanduser(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path))
+    if full.startswith("~"):
+        raise UsageError(f"{name} is {path}, but there is no such user: start with ~/ or ./")
+    return full
 
 
 def archive_fault(archive: zipfile.ZipFile) -> str | None:

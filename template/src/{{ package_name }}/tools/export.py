@@ -16,6 +16,7 @@ import tyro
 from torch import nn
 
 from .. import data
+from ..core.config import read_flags
 from ..core.errors import UsageError
 from ..core.nested import map_tensors
 from ..inference import for_use, load
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: there is no such network, or torch can't make a graph of it.
     """
-    flags = tyro.cli(Flags, args=list(argv), prog=program("export"))
+    flags = read_flags(Flags, argv, program("export"))
     if flags.output.suffix not in (".pt2", ".onnx"):
         raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
     if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):

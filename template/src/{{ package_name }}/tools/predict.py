@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from .. import data
 from ..core import nested
+from ..core.config import read_flags
 from ..core.errors import UsageError
 from ..core.filesystem import write_atomically
 from ..core.loading.batches import evaluation_batches
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: there is no checkpoint, it does not fit model.py, or the split can't be indexed.
     """
-    flags = tyro.cli(Flags, args=list(argv), prog=program("predict"))
+    flags = read_flags(Flags, argv, program("predict"))
     path = find_checkpoint(flags.run, flags.checkpoint)
     settings = for_use(path, flags.device, flags.data_dir)
     output = flags.output or path.parent.parent / f"predictions-{flags.split}.jsonl"

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from ..core.config import read_flags
 from ..core.errors import UsageError, printable
 from ..core.filesystem import in_range, read_lines, read_object
 from ..core.output.status import KINDS
@@ -82,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: a folder is not there, or the file for the results can't be written.
     """
-    flags = tyro.cli(Flags, args=list(argv), prog=program("runs"))
+    flags = read_flags(Flags, argv, program("runs"))
     folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
     now = time.time()
     since = now - 3600 * flags.hours if flags.hours is not None else 0

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from ..core.config import read_flags
 from ..core.errors import UsageError
 from ..core.filesystem import read_lines, read_object, write_atomically
 from ..core.output.run_lock import owner_of
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: a folder holds no run, or a tracker is unknown.
     """
-    flags = tyro.cli(Flags, args=list(argv), prog=program("sync"))
+    flags = read_flags(Flags, argv, program("sync"))
     directories = find_runs(flags.runs)
     if not directories:
         named = " ".join(map(str, flags.runs))

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
+from ...core.config import read_flags
 from ...core.errors import UsageError
 from ...core.ranks.environment import Ranks
 from .. import program
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: there is but one rank, two ranks have one GPU, a rank was lost or hangs, or
             the results can't be written.
     """
-    flags = tyro.cli(Flags, args=list(argv), prog=program("check-comm"))
+    flags = read_flags(Flags, argv, program("check-comm"))
     if flags.max_bytes < 1:
         raise UsageError(f"max_bytes is {flags.max_bytes}: it should be 1 or more")
     ranks = Ranks.from_environment(os.environ)

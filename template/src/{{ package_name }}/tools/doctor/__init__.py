@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UsageError
+from ...core.filesystem import full_path
 from ...core.ranks.environment import Ranks
 from .. import program
 from . import cluster, node, nodes, scripts, software, trackers
@@ -113,7 +114,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The flags of train, such as --config, --data-dir or --run-root, are taken too.",
         allow_abbrev=False,
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results")
+    parser.add_argument(
+        "--json",
+        type=lambda path: Path(full_path("--json", path)),
+        metavar="FILE",
+        help="file for the results",
+    )
     parser.add_argument(
         "--timeout",
         type=float,

@@ -10,6 +10,7 @@ from typing import Literal
 
 import tyro
 
+from ...core.config import read_flags
 from .. import program
 from .records import Listen
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
             before its server answered, or a Slurm that does not answer.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
-    flags = tyro.cli(Flags, args=list(argv[:end]), prog=program("monitor"))
+    flags = read_flags(Flags, argv[:end], program("monitor"))
     from .actions import ACTIONS
 
     return ACTIONS[flags.action](flags, list(argv[end + 1 :]))

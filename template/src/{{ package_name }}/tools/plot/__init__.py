@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ...core.config import read_flags
 from ...core.errors import UsageError
 from .. import program
 from .curves import Curves, Points, X, labels, load, points, positions
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: a folder holds no run or no metrics, a metric is in none of the runs, or the
             picture can't be written.
     """
-    flags = tyro.cli(Flags, args=list(argv), prog=program("plot"))
+    flags = read_flags(Flags, argv, program("plot"))
     if flags.output.suffix.lower() not in FORMATS:
         raise UsageError(f"--output is {flags.output}: end its name in {', '.join(FORMATS)}")
     if not 0 <= flags.smooth < 1:

@@ -8,10 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from ...core.config import read_yaml
 from ...core.errors import UsageError, printable
-from ...core.filesystem import in_range, read_lines, refuse_pipes
+from ...core.filesystem import in_range, read_lines
 from ..runs import find_runs
 
 # Settings that do not change a curve.
@@ -89,11 +88,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Return a run's settings and its number of ranks, as far as its folder tells."""
     settings = {}
     try:
-        refuse_pipes(folder / "config.yaml")
-        settings.update(yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
+        settings.update(read_yaml(folder / "config.yaml"))
         provenance = json.loads((folder / "provenance.json").read_text("utf-8"))
         settings["ranks"] = provenance["world_size"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass
     return settings
 

@@ -12,6 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import Trial, TrialState
 
+from ...core.config import with_full_paths
 from ...core.errors import UsageError
 from ...core.filesystem import read_lines
 from ...core.ranks.signals import EXIT_CODE, StopRequest
@@ -63,7 +64,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
     """
     flags, train_flags = tyro.cli(Flags, args=own, return_unknown_args=True, prog=program("sweep"))
     check_launch(launch)
-    flags = _with_metric(flags)
+    flags = _with_metric(with_full_paths(flags))
     settings = Settings.parse(train_flags, prog="sweep")
     space = search_space(flags.search)
     folder = Path(settings.run_root, flags.study)

@@ -11,6 +11,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from ...core.config import read_yaml
 from ...core.filesystem import write_atomically
 from ...settings import Settings
 from .trial_locks import run_name
@@ -27,7 +28,7 @@ def write(study: optuna.Study, folder: Path, metric: str) -> None:
     """Write best.yaml, which `train --config` takes, and study.png to the study's folder."""
     if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         run = folder / run_name(study.best_trial.number)
-        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        settings = read_yaml(run / "config.yaml")
         kept = {name: value for name, value in settings.items() if name not in OWN}
         # The trial's was the study.
         kept["experiment"] = Settings.parse([]).experiment

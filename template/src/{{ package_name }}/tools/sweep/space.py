@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import yaml
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -12,6 +11,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from ...core.config import read_yaml
 from ...core.errors import UsageError
 from ...settings import Settings
 
@@ -23,8 +23,8 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
         UsageError: the file can't be read, or a setting or a value in it is wrong.
     """
     try:
-        wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        wanted = read_yaml(path)
+    except (OSError, ValueError) as error:
         raise UsageError(f"can't read the search space: {' '.join(str(error).split())}") from None
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")
@@ -43,7 +43,9 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
             else:
                 whole = all(isinstance(value, int) for value in values)
                 kind: Any = IntDistribution if whole else FloatDistribution
-                space[name] = kind(*values, log=spec.get("log", False))
+                if not isinstance(log := spec.get("log", False), bool):
+                    raise ValueError(f"log is {log!r}, not true or false")
+                space[name] = kind(*values, log=log)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{path}: {name} is {spec!r} ({error}): give a list of choices, or low, high and "
