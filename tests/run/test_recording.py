@@ -34,7 +34,15 @@ class Model(Model):
 
         record("mine/sum", 1000, "sum")
         return super().measure(network, batch)
+
+    def predict(self, network: nn.Module, batch: Batch) -> Tensor:
+        from .core.output.record import record
+
+        record("mine/sum", 1, "sum")
+        return super().predict(network, batch)
 '''
+# The world of one rank.
+ALONE = (0, 1, 0, "alone", torch.device("cpu"), None, ("here",), None)
 # Two epochs of 58 steps on two ranks: validation comes at the end of each.
 FLAGS = ("--max-steps=1000", "--epochs=2", "--batch-size=128", "--log-every=29")
 
@@ -72,8 +80,53 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
     validated = [line for line in job.metrics() if "validation/loss" in line]
     # Three batches on each rank, each evaluation by itself.
     assert [line["validation/mine/sum"] for line in validated] == [6000, 6000]
+    # The first batch of a test is predicted too, for the figures, and counts once.
+    (tested,) = [line for line in job.metrics() if "test/loss" in line]
+    assert tested["test/mine/sum"] == 2000
     assert "mine/mean" in job.log and "system/memory_gib" not in job.log
     assert "step 116  train/loss " in job.log, "it stands first, though others came before it"
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "max", "each"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor(0.337, dtype=torch.bfloat16),
+        torch.tensor(900.0, dtype=torch.float16),
+        torch.tensor(True),
+        torch.tensor([100], dtype=torch.uint8),
+        torch.tensor(3_000_001),
+        torch.tensor(2**53 - 1),
+        torch.tensor(0.1, dtype=torch.float64),
+        0.1,
+    ],
+    ids=str,
+)
+def test_numbers_of_any_type_add_up_exactly(
+    project: Path, value: float | torch.Tensor, how: str
+) -> None:
+    """Also across a stop, after which one rank has what two had."""
+    alone = import_module("demo.core.ranks.world").World(*ALONE)
+    store = import_module("demo.core.output.record").Store()
+    for steps, states in ((200, 1), (200, 2), (100, 0)):
+        for _ in range(steps):
+            store.record("mine", value, how, weight=64)
+        if states:
+            state = store.state(alone) * states
+            store = type(store)()
+            store.resume(state, alone)
+    read, _ = store.read(alone)
+    name = "train/mine/rank0" if how == "each" else "train/mine"
+    assert read[name] == pytest.approx(float(value) * (900 if how == "sum" else 1), rel=1e-14)
+
+
+def test_what_has_no_weight_does_not_count(project: Path) -> None:
+    store = import_module("demo.core.output.record").Store()
+    for value, weight in ((float("nan"), 0), (2.0, 3), (torch.tensor(float("inf")), 0)):
+        store.record("some", value, weight=weight)
+        store.record("none", value, weight=0)
+    alone = import_module("demo.core.ranks.world").World(*ALONE)
+    assert store.read(alone) == ({"train/some": 2}, {"train/some": 2})
 
 
 @pytest.mark.parametrize(

@@ -42,19 +42,16 @@ class Meter:
         self.losses: dict[str, None] = {}
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
 
-    def add(self, label: str, loss: Tensor, weight: int, norm: Tensor | None) -> None:
-        """Count an update.
+    def add_loss(self, label: str, loss: Tensor, weight: int) -> None:
+        """Count a batch.
 
         Args:
-            label: what the names of its loss and norm begin with, such as "generator_".
-            loss: sum over this rank's batches, a scalar.
-            weight: of these batches.
-            norm: of the gradient, which all ranks share; None where it was not worked out.
+            label: what the name of its loss begins with, such as "generator_".
+            loss: mean over the batch, a scalar.
+            weight: of the batch; with 0 its loss does not count.
         """
         self.losses[f"train/{label}loss"] = None
         STORE.add(f"train/{label}loss", loss, weight)
-        if norm is not None:
-            STORE.add(f"train/{label}gradient_norm", norm, 1)
 
     def count(self, samples: int, weight: int) -> None:
         """Count a step, by the samples and the weight of all ranks' batches."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..ranks.device import sum_dtype
 from ..ranks.world import World
 
 How = Literal["mean", "sum", "max", "each"]
@@ -54,7 +55,8 @@ class Store:
             value: a number or a tensor of one.
             how: what is made of all steps and ranks: their mean, sum or maximum; or `each`: the
                 newest value of each rank, as name/rank0, name/rank1...
-            weight: of the value in a mean, such as its number of samples.
+            weight: of the value in a mean, such as its number of samples. With weight 0 the value
+                does not count, not even if it is nan.
 
         Raises:
             ValueError: a name that is taken or that trackers can't have, or not one number.
@@ -70,24 +72,26 @@ class Store:
             raise ValueError(
                 f"can't record '{name}' as '{how}': the same one of {', '.join(get_args(How))}"
             )
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise ValueError(f"can't record '{name}': {tuple(value.shape)} is not one number")
-            value = value.detach().reshape(())
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"can't record '{name}': {tuple(value.shape)} is not one number")
         if how == "mean":
-            self.add(name, value * weight, weight)
-        else:
-            _, before, _ = self.numbers.get(name, (how, value, 1.0))
-            if how == "sum" and name in self.numbers:
-                value = before + value
-            elif how == "max":
-                value = torch.maximum(torch.as_tensor(before), torch.as_tensor(value))
-            self.numbers[name] = (how, value, 1.0)
+            self.add(name, value, float(weight))
+            return
+        value = _exact(value)
+        if how != "each" and name in self.numbers:
+            before = _exact(self.numbers[name][1]).to(value)
+            value = before + value if how == "sum" else torch.maximum(before, value)
+        self.numbers[name] = (how, value, 1.0)
 
     def add(self, name: str, value: float | Tensor, weight: float) -> None:
-        """Add to a mean what is a sum over a weight, such as a loss over a number of samples."""
-        _, before, weights = self.numbers.get(name, ("mean", None, 0.0))
-        self.numbers[name] = ("mean", value if before is None else before + value, weights + weight)
+        """Add a value to a mean, as `record` does, but under a name of the loop's own."""
+        value = _exact(value)
+        # Not zero times the value, which may be nan.
+        total = value * weight if weight else torch.zeros_like(value)
+        if name in self.numbers:
+            _, before, weights = self.numbers[name]
+            total, weight = _exact(before).to(total) + total, weights + weight
+        self.numbers[name] = ("mean", total, weight)
 
     def _qualified(self, name: str) -> str:
         """Return a metric's name with the split that it belongs to."""
@@ -190,6 +194,13 @@ class Store:
                         f"'{name}' is recorded as {how} and as {mine[name]}: choose one"
                     )
                 self.numbers.setdefault(name, (how, float("-inf") if how == "max" else 0.0, 0.0))
+
+
+def _exact(value: float | Tensor) -> Tensor:
+    """Return a number as a tensor of shape (), on its device, in the type to add numbers up in."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(float(value), dtype=torch.float64)
+    return value.detach().reshape(()).to(sum_dtype(value.device))
 
 
 def numbers(total: Mapping[str, tuple[How, float, float]]) -> dict[str, float]:

@@ -120,6 +120,11 @@ def use_deterministic_algorithms() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return the type to add numbers up in: float64, but float32 on mps, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context of a forward pass; bf16 has fp32's range, so needs no gradient scaler."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..ranks.device import sum_dtype
 from ..ranks.world import World
 
 
@@ -23,7 +24,7 @@ class Sums:
             raise UsageError(
                 f"measure in model.py returned {measured!s:.80}: return a dictionary of tensors"
             )
-        tensors = {"weight": torch.tensor(float(weight))}
+        tensors = {"weight": torch.tensor(weight, dtype=torch.float64)}
         for name, value in measured.items():
             if isinstance(value, tuple) and name in objects:
                 objects[name].update(*value)
@@ -66,7 +67,7 @@ class Sums:
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as float64 on the CPU, by one transfer from the device."""
     device = list(tensors.values())[-1].device
-    exact = torch.float32 if device.type == "mps" else torch.float64  # mps has no other
+    exact = sum_dtype(device)
     flat = torch.cat([each.to(device, exact).reshape(-1) for each in tensors.values()])
     parts = flat.cpu().double().split([each.numel() for each in tensors.values()])
     return {

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,6 +13,7 @@ from ..errors import UsageError
 from ..loading.steps import Loaded
 from ..nested import to_device
 from ..output.metrics import Meter
+from ..output.record import STORE
 from ..ranks.device import autocast
 from ..ranks.dtensor import is_dtensor
 from ..ranks.strategy import clip_gradients
@@ -28,7 +28,7 @@ class Loop:
     Args:
         networks: and their optimizers.
         settings, world: as everywhere.
-        meter: gets the losses and the norms of the gradients.
+        meter: gets the losses.
         before_step: called before the optimizers step, while there are gradients.
     """
 
@@ -72,26 +72,24 @@ class Loop:
             UsageError: the loss is no scalar, or some parameters have no part in it.
         """
         selected = self._select(optimizers)
-        total = torch.zeros((), device=self.world.device)
+        label = "_".join(optimizers) + "_" if optimizers else ""
         scale = self.world.size / self.weight if self.weight else 0.0
         with selected.others_frozen():
             for number, (batch, _, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
-                    if number < len(self.batches):
-                        for each in selected.replicas:
+                    for each in selected.trained:
+                        if number < len(self.batches) and isinstance(each, DistributedDataParallel):
                             stack.enter_context(each.no_sync())
                     value = self._forward(loss, selected, batch)
                     (value * (weight * scale)).backward()
-                total += value.detach() * weight
-        norm = None
+                self.meter.add_loss(label, value, weight)
         if self.settings.clip_norm or self.measure_norm:
             norm = clip_gradients(selected.parameters, self.settings.clip_norm)
+            STORE.add(f"train/{label}gradient_norm", norm, 1)
         self.before_step()
         for name in selected.optimizers:
             self.networks.optimizers[name].step()
         self.networks.zero_grad()
-        label = "_".join(optimizers) + "_" if optimizers else ""
-        self.meter.add(label, total, sum(each.weight for each in self.batches), norm)
 
     def _forward(self, loss: Callable[..., Tensor], selected: "_Selection", batch: Any) -> Tensor:  # noqa: ANN401
         try:
@@ -126,14 +124,14 @@ class _Selection:
 
     Attributes:
         optimizers: their names; parameters: what they train.
-        networks: as the loss gets them; replicas: those of them that average gradients by DDP.
+        networks: as the loss gets them; trained: those of them that the optimizers train.
         others: parameters of networks that they do not train.
     """
 
     optimizers: Sequence[str]
     parameters: list[nn.Parameter]
     networks: Any
-    replicas: list[DistributedDataParallel]
+    trained: list[nn.Module]
     others: list[nn.Parameter]
 
     @contextmanager
@@ -151,15 +149,16 @@ class _Selection:
 def _selection(networks: Networks, names: Sequence[str]) -> _Selection:
     groups = [g for name in names for g in networks.optimizers[name].param_groups]
     parameters = [each for group in groups for each in group["params"]]
-    trained = {id(each) for each in parameters}
-    called, others = {}, []
+    ids = {id(each) for each in parameters}
+    called: dict[str, nn.Module] = {}
+    trained, others = [], []
     for name, module in networks.modules.items():
-        if any(id(each) in trained for each in module.parameters()):
+        if any(id(each) in ids for each in module.parameters()):
             called[name] = networks.wrapped[name]
+            trained.append(called[name])
         else:
             # Not through DDP, which would wait for gradients.
             called[name] = module
             # FSDP has noted which parameters have gradients; they are dropped.
             others += [p for p in module.parameters() if p.requires_grad and not is_dtensor(p)]
-    replicas = [each for each in called.values() if isinstance(each, DistributedDataParallel)]
-    return _Selection(names, parameters, networks.view(called), replicas, others)
+    return _Selection(names, parameters, networks.view(called), trained, others)
