@@ -114,7 +114,6 @@ class TrainBatches:
     Attributes:
         samples: of all ranks in an epoch, None where it is not known.
         uneven: whether other ranks may have more batches.
-        last: the batch that was read last, None before the first.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class TrainBatches:
         pin: bool,
     ) -> None:
         self.dataset, self.rank, self.batch_size = dataset, rank, batch_size
-        self.last: Any = None
+        self.first: Any = None
         self.uneven = isinstance(dataset, ShardStream)
         options: dict[str, Any] = {
             **loading_workers(workers, dataset),
@@ -174,15 +173,27 @@ class TrainBatches:
             self.sampler.set_epoch(epoch, consumed)
             batches = 0
         for number, loaded in enumerate(started(self.loader, self.dataset)):
+            samples, batch = loaded if self.uneven else (self.batch_size, loaded)
+            if self.uneven and number == 0:
+                self.first = batch
             if number >= batches:
-                samples, self.last = loaded if self.uneven else (self.batch_size, loaded)
-                yield samples, self.last
-        if self.last is None and isinstance(self.dataset, ShardStream):
-            # This rank had all of its batches before the stop, but other ranks may go on.
-            self.dataset.set_epoch(epoch)
-            _, self.last = next(started(self.loader, self.dataset), (0, None))
-        if self.last is None and not consumed:
+                yield samples, batch
+
+    def spare(self) -> Any:  # noqa: ANN401 - whatever a batch is
+        """Return a stream's first batch of the epoch, for a rank that has no more.
+
+        It changes what networks keep, such as running statistics, and other ranks may see it. So a
+        resumed run, which skipped it, reads it again.
+
+        Raises:
+            UsageError: this rank has no sample.
+        """
+        if self.first is None and isinstance(self.dataset, ShardStream):
+            self.dataset.set_epoch(self.dataset.epoch)
+            _, self.first = next(started(self.loader, self.dataset), (0, None))
+        if self.first is None:
             raise UsageError(f"the shards of rank {self.rank} hold no sample: make them even")
+        return self.first
 
     def close(self) -> None:
         """End the loading workers. They ignore signals, so Python would wait for them at exit."""

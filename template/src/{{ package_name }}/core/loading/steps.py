@@ -74,14 +74,13 @@ class StepLoader:
             yield loaded
 
     def padded(self, loaded: list[Loaded]) -> list[Loaded]:
-        """Return a step's batches, with spare ones of weight zero where this rank has too few.
+        """Return a step's batches, with spare ones of no samples where this rank has too few.
 
         Its shards were shorter. It takes part in each forward and backward pass, at which ranks may
         meet, so that the others need not stop.
         """
-        if not self.batches.uneven:
-            return loaded
-        return loaded + [Loaded(self.batches.last, 0, 0)] * (self.accumulate - len(loaded))
+        lacking = self.accumulate - len(loaded) if self.batches.uneven else 0
+        return loaded + [Loaded(self.batches.spare(), 0, 0)] * lacking if lacking else loaded
 
 
 def sizes(loaded: list[Loaded]) -> tuple[int, int]:

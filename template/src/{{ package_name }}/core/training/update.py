@@ -75,8 +75,10 @@ class Loop:
         label = "_".join(optimizers) + "_" if optimizers else ""
         scale = self.world.size / self.weight if self.weight else 0.0
         with selected.others_frozen():
-            for number, (batch, _, weight) in enumerate(self.batches, 1):
+            for number, (batch, samples, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
+                    if not samples:  # a spare batch, which was recorded before
+                        stack.enter_context(STORE.paused())
                     for each in selected.trained:
                         if number < len(self.batches) and isinstance(each, DistributedDataParallel):
                             stack.enter_context(each.no_sync())
