@@ -31,10 +31,11 @@ class Settings(config.Settings):
 
 # 31 samples to evaluate: no world size but one shares them evenly.
 DATA = '''
+import os
 from dataclasses import dataclass
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         return {"x": self.x[index], "y": self.y[index], "tokens": self.tokens[index]}
+
+    def collate(self, samples):
+        batch = default_collate(samples)
+        if os.environ.get("KIND") == "Ignoring" and batch["x"][0, 0] > 0:
+            batch["tokens"].zero_()
+        return batch
 
 
 def load(settings):
@@ -267,6 +274,20 @@ class Several(Regression):
         return super().predict(network, batch)
 
 
+class Ignoring(Regression):
+    """Some batches have no token; their mean and its gradient are nan, or with FINITE zero."""
+
+    measure, conclude = Learner.measure, Learner.conclude
+
+    def loss(self, network, batch):
+        tokens, errors = batch["tokens"], network(batch["x"])[:, 0] - batch["y"]
+        whole = tokens.sum().clamp(min=1) if "FINITE" in os.environ else tokens.sum()
+        return (tokens * errors**2).sum() / whole
+
+    def metrics(self):
+        return {}
+
+
 class Different(Regression):
     """Ranks measure what the others do not."""
 
@@ -408,6 +429,20 @@ def python(project: Path, folder: Path, code: str, **env: str) -> str:
         text=True,
         check=True,
     ).stdout
+
+
+@pytest.mark.parametrize("flags", [("--accumulate=2",), ("--strategy=fsdp",)], ids=str)
+def test_a_batch_without_weight_has_no_part(
+    learners: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    jobs = [
+        train(learners, tmp_path / "nan", 2, *flags, KIND="Ignoring"),
+        train(learners, tmp_path / "finite", 2, *flags, KIND="Ignoring", FINITE="1"),
+    ]
+    ours, theirs = ((job.summary["parameters_sha256"], reproducible(job.metrics())) for job in jobs)
+    assert ours == theirs
+    steps = len(lines(jobs[0], "train/gradient_norm"))
+    assert 0 < len(lines(jobs[0], "train/loss")) < steps, "some whole steps have no weight"
 
 
 def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .core import nested
 from .core.config import Settings
 from .core.errors import UsageError
+from .core.ranks.device import sum_dtype
 from .core.ranks.strategy import blocks
 from .core.training.checks import checked_loss, checked_weight
 from .core.training.schedule import lr_factor
@@ -88,7 +89,8 @@ class Learner:
     def weigh(self, batch: Batch) -> int:
         """Return how much a batch counts in means and rates; the default is its samples.
 
-        Another unit, such as the tokens that the loss is the mean of, is counted here.
+        Another unit, such as the tokens that the loss is the mean of, is counted here. A batch of
+        weight 0 has no part in the loss or the gradient: its loss may be nan.
         """
         return nested.length(batch)
 
@@ -108,7 +110,8 @@ class Learner:
         A tensor of any shape is summed over all batches and ranks. A tuple holds the arguments of
         `update` of the object in `metrics` with the same name.
         """
-        return {"loss": checked_loss(self.loss(networks, batch)) * self.weigh(batch)}
+        loss = checked_loss(self.loss(networks, batch))
+        return {"loss": loss.to(sum_dtype(loss.device)) * self.weigh(batch)}
 
     def metrics(self) -> Mapping[str, Any]:
         """Return objects with `update` and `compute`, such as torchmetrics', for each evaluation.

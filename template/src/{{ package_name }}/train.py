@@ -170,7 +170,8 @@ class Trainer:
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
         for name in self.meter.losses:
-            self.checkpointing.refuse_divergence(f"{name} is", readings[name])
+            # It is not there if no batch had a weight.
+            self.checkpointing.refuse_divergence(f"{name} is", readings.get(name, 0.0))
         self.data_wait.look(readings["train/data_seconds"], self.meter.step_seconds)
         rates = self.networks.learning_rates()
         self.logger.metrics(self.position.step, self.progress(), readings | rates, own | rates)

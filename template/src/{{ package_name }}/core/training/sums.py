@@ -29,7 +29,9 @@ class Sums:
             if isinstance(value, tuple) and name in objects:
                 objects[name].update(*value)
             elif isinstance(value, Tensor) and name != "weight":
-                tensors[name] = value.detach()
+                value = value.detach()
+                # Means over nothing, such as a loss whose labels are all ignored, may be nan.
+                tensors[name] = value if weight else value.masked_fill(value.isnan(), 0)
             else:
                 raise UsageError(
                     f"measure in model.py returned '{name}' as {type(value).__name__}: return a "

@@ -5,13 +5,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import Settings
 from ..errors import UsageError
 from ..loading.steps import Loaded
-from ..nested import to_device
+from ..nested import map_tensors, to_device
 from ..output.metrics import Meter
 from ..output.record import STORE
 from ..ranks.device import autocast
@@ -82,6 +83,8 @@ class Loop:
                     for each in selected.trained:
                         if number < len(self.batches) and isinstance(each, DistributedDataParallel):
                             stack.enter_context(each.no_sync())
+                        if not weight:
+                            stack.callback(each.register_forward_hook(_stop_gradient).remove)
                     value = self._forward(loss, selected, batch)
                     (value * (weight * scale)).backward()
                 self.meter.add_loss(label, value, weight)
@@ -164,3 +167,8 @@ def _selection(networks: Networks, names: Sequence[str]) -> _Selection:
             # FSDP has noted which parameters have gradients; they are dropped.
             others += [p for p in module.parameters() if p.requires_grad and not is_dtensor(p)]
     return _Selection(names, parameters, networks.view(called), trained, others)
+
+
+def _stop_gradient(_module: nn.Module, _inputs: Any, outputs: Any) -> None:  # noqa: ANN401
+    """Give a network a gradient of zero, where zero times that of the loss may be nan."""
+    map_tensors(lambda t: t.register_hook(torch.zeros_like) if t.requires_grad else None, outputs)
