@@ -45,6 +45,61 @@ def test_types_fit(answers: dict, cache: Path, tmp_path: Path) -> None:
     check(render_project(tmp_path / "demo", **answers), cache)
 
 
+OWN_MODEL = """\
+import math, torch
+from torch import nn
+import a_package_without_types
+
+from .learner import Learner
+
+class Model(Learner):
+    names = []
+    def build(self):
+        self.cache = {}; x = a_package_without_types.width(math.pi)
+        return nn.Linear(x, 1)
+
+    def optimizers(self, network):
+        return torch.optim.SGD(network.parameters(), lr = self.settings.lr)
+
+    def loss(self, net: nn.Module, batch: tuple) -> torch.Tensor:
+        rows, targets = batch
+        return ((net(rows) - targets) ** 2).mean()
+
+    def load(self, names=[], path: str = None):
+        if path == None: print('loading {}'.format(path))
+"""
+OWN_MODEL += f"\nLONG = [{'1, ' * 99}]\n"
+
+
+def test_own_files_have_their_own_style(cache: Path, tmp_path: Path) -> None:
+    """`make lint` looks there for errors and unused names, and is strict about the rest."""
+    project = render_project(tmp_path / "demo")
+    env = {**os.environ, "MYPY_CACHE_DIR": str(cache)}
+    recipe = subprocess.check_output(
+        ["make", "--dry-run", "lint", f"PYTHON={sys.executable}"], cwd=project, text=True
+    )
+    commands = [line for line in recipe.splitlines() if line.startswith(f"{sys.executable} -m")]
+
+    def findings(*, types: bool = False) -> str:
+        wanted = [each for each in commands if types or "mypy" not in each]
+        return "".join(
+            subprocess.run(
+                each.split(), cwd=project, env=env, stdout=subprocess.PIPE, text=True
+            ).stdout
+            for each in wanted
+        )
+
+    for name in ("src/demo/model.py", "src/demo/utils.py", "tests/test_mine.py", "analysis.py"):
+        (project / name).write_text(OWN_MODEL)
+    said = findings(types=True)
+    assert "All checks passed!" in said and "Success: no issues" in said, said
+    (project / "analysis.py").write_text("import math\n\n\ndef f():\n    unused = nowhere\n")
+    assert {"F401", "F841", "F821"} <= set(findings().split())
+    (project / "src/demo/tools/mine.py").write_text(OWN_MODEL)
+    said = findings()
+    assert "ANN001" in said and "1 file would be reformatted" in said, said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("title", pages.EXAMPLES)
 def test_types_of_own_models_fit(title: str, cache: Path, tmp_path: Path) -> None:
