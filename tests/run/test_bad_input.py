@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Launch, clean_environment, edited, spawn, srun, tasks
+from .conftest import QUICK, Launch, clean_environment, edited, spawn, srun, tasks, torchrun
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,26 @@ def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str
     assert errors and all(message in line for line in errors), job.log
     assert "Traceback" not in job.log
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--epoch=3"], 2, "Unrecognized options: --epoch"),
+        (["--init-from=nowhere"], 1, "error: can't read nowhere"),
+        (["--dataset=mine"], 1, "ValueError: mine"),
+    ],
+)
+def test_what_all_ranks_fail_for_is_said_once(
+    project: Path, tmp_path: Path, flags: list[str], code: int, message: str
+) -> None:
+    """Rank 0 says it, and the launcher ends the others."""
+    old = '    if settings.dataset == "mnist":\n'
+    new = f'    if settings.dataset == "mine":\n        raise ValueError("mine")\n{old}'
+    mine = edited(project, tmp_path, "data.py", old, new)
+    job = torchrun(mine, tmp_path / "run", 1, 2, *flags).wait()
+    assert job.codes == [code], job.log
+    assert job.log.count(message) == 1, job.log
 
 
 def test_a_taken_port_is_said(launch: Launch, tmp_path: Path) -> None:

@@ -20,7 +20,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from .core.errors import LostRankError, PrintableFormatter, UsageError, printable
+from .core.errors import (
+    LostRankError,
+    PrintableFormatter,
+    UsageError,
+    bad_flags_said_once,
+    printable,
+    wait_for_rank_0,
+)
 
 
 def train(argv: Sequence[str]) -> int:
@@ -28,7 +35,8 @@ def train(argv: Sequence[str]) -> int:
     from .core.ranks.signals import StopRequest, ignore_signals
     from .settings import Settings
 
-    settings = Settings.parse(argv)
+    with bad_flags_said_once():
+        settings = Settings.parse(argv)
     # Before torch is imported, which takes a second: a signal in that second must not kill us.
     stop = StopRequest.install()
     from .train import run
@@ -165,6 +173,9 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError):
             os._exit(1)  # whoever read, such as head, has enough
+        if not isinstance(error, LostRankError):
+            note_failure()
+            wait_for_rank_0()
         if isinstance(error, UsageError):
             # It may quote a file of another user's.
             print(f"error: {printable(str(error))}", file=sys.stderr)
@@ -189,8 +200,6 @@ def main() -> None:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
-        if not isinstance(error, LostRankError):
-            note_failure()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
         os._exit(1)
 

@@ -1,6 +1,13 @@
 """The errors that are answered with one line instead of a traceback, and how lines are shown."""
 
+import io
 import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 
 
 class UsageError(Exception):
@@ -12,6 +19,31 @@ class UsageError(Exception):
 
 class LostRankError(UsageError):
     """Another rank is gone or does not answer; this one has done nothing wrong."""
+
+
+def wait_for_rank_0() -> None:
+    """Give rank 0 the time to fail first, before another rank says why it fails.
+
+    If rank 0 fails too, usually for the same reason, the launcher ends this rank meanwhile.
+    """
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        time.sleep(2)
+
+
+@contextmanager
+def bad_flags_said_once() -> Iterator[None]:
+    """Hold back what is said of bad flags meanwhile, until rank 0 has had the time to say it."""
+    held = io.StringIO()
+    try:
+        with redirect_stderr(held):
+            yield
+    except SystemExit as leaving:
+        if leaving.code:
+            wait_for_rank_0()
+        raise
+    finally:
+        sys.stderr.write(held.getvalue())
 
 
 class PrintableFormatter(logging.Formatter):
