@@ -202,7 +202,7 @@ def test_a_terminal_has_a_progress_bar(project: Path, tmp_path: Path) -> None:
             break
     os.close(main)
     assert process.wait() == 0
-    assert b"epoch 1:" in shown and b"step/s" in shown
+    assert b"epoch 1:" in shown and b"/20 [" in shown and b"step/s" in shown
 
 
 def test_provenance_says_where_the_run_came_from(

@@ -144,7 +144,10 @@ class Learner:
         return networks(*self.inputs(batch))
 
     def describe(self, prediction: Any) -> Any:  # noqa: ANN401
-        """Return one sample's prediction as JSON can have it: a line of what `predict` writes."""
+        """Return one sample's prediction as JSON can have it: a line of what `predict` writes.
+
+        The default is all its numbers. Where these are many, such as logits, return less.
+        """
         return nested.plain(prediction)
 
 

@@ -161,7 +161,7 @@ class RunLogger:
             )
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
-        """Return a bar over the steps of an epoch: shown on a terminal, silent in a log file."""
+        """Return a bar over an epoch's steps up to max_steps; it is silent in a log file."""
         return tqdm(
             desc=f"epoch {epoch + 1}",
             initial=done,

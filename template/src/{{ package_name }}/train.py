@@ -108,7 +108,9 @@ class Trainer:
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch, evaluate and save; return False if a signal came first."""
         position, settings, began = self.position, self.settings, time.perf_counter()
-        length = (self.loader.samples or 0) // self.samples_per_step or None
+        left = (settings.max_steps or 0) - position.step + position.epoch_steps
+        ends = ((self.loader.samples or 0) // self.samples_per_step, left)
+        length = min((each for each in ends if each > 0), default=None)
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)

@@ -27,6 +27,7 @@ from . import program
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "validation", "test"]
+LARGE = 10_000  # bytes of a prediction: more are rarely what somebody wants to read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
         if world.is_main:
             _write(output, encoded)
             log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
+            if (each := output.stat().st_size // len(dataset)) > LARGE:
+                log.info("%d bytes each: describe in model.py decides what is kept of one", each)
         else:
             for _ in encoded:
                 pass
