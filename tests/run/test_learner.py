@@ -465,15 +465,21 @@ def test_a_batch_without_weight_has_no_part(
 
 
 def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_path: Path) -> None:
-    """In a notebook in another folder; as a graph, without the project."""
+    """In a notebook, from the checkpoint alone; as a graph, without the project."""
+    best = alone.run_dir / "checkpoints" / (alone.run_dir / "checkpoints/best").read_text()
+    shutil.copy(best, tmp_path / "copied.pt")
     code = (
-        "import json, torch; from demo.tools import export; from demo.inference import load\n"
+        "import json, torch; from demo.tools import export, predict\n"
+        "from demo.inference import load\n"
         f"run = load('{alone.run_dir}')\n"
-        f"export.main(['{alone.run_dir}', '--output=network.pt2'])\n"
+        "assert load('copied.pt').settings == run.settings\n"
+        "export.main(['copied.pt', '--output=network.pt2'])\n"
+        "predict.main(['copied.pt', '--device=cpu'])\n"
         "batch = {'x': torch.arange(12.0).reshape(3, 4)}\n"
         "print(json.dumps([run.step, run.settings.batch_size, run.predict(batch).tolist()]))"
     )
     step, batch_size, outputs = json.loads(python(learners, tmp_path, code))
+    assert len((tmp_path / "predictions-test.jsonl").read_text().splitlines()) == 31
     assert (step, batch_size) == (alone.summary["best_step"], 24)
     graph = torch.export.load(tmp_path / "network.pt2").module()
     torch.testing.assert_close(graph(torch.arange(12.0).reshape(3, 4)), torch.tensor(outputs))
@@ -595,6 +601,13 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     kept = [name for name in theirs if torch.equal(ours[name], theirs[name])]
     assert kept == ["0.weight", "0.bias"]
     assert job.summary["resumed_from_step"] is None
+    # Its own checkpoint has them, wherever they came from; without one, they are missed.
+    gone = ("--max-steps=4", f"--init-from={tmp_path}/gone", "--freeze", "0.*")
+    resumed = train(learners, tmp_path / "run", 2, *gone)
+    assert resumed.summary["resumed_from_step"] == 3
+    for path in (tmp_path / "run/checkpoints").glob("step-*.pt"):
+        path.write_bytes(b"damaged")
+    check_error(train(learners, tmp_path / "run", 2, *gone), f"can't read {tmp_path}/gone")
 
     wide = (*short, "--outputs=2")
     refused = train(learners, tmp_path / "wide", 2, *wide)

@@ -71,9 +71,8 @@ def load(
         UsageError: there is no checkpoint, or it does not fit model.py.
     """
     path = find_checkpoint(Path(source), which)
-    folder = path.parent.parent
-    settings = settings or Settings.from_yaml(folder / "config.yaml")
     restore.refuse_damage(path)
+    settings = settings or settings_of(path)
     state = restore.load(path)
     learner = model_class()(settings)
     built = learner.build()
@@ -107,10 +106,22 @@ def find_checkpoint(source: Path, which: str) -> Path:
     return found
 
 
+def settings_of(path: Path) -> Settings:
+    """Return the settings that a checkpoint was saved with, wherever it lies now.
+
+    Raises:
+        UsageError: it can't be read, or one of them is no longer valid.
+    """
+    saved = restore.saved_settings(path)
+    known = {field.name for field in dataclasses.fields(Settings)}
+    if gone := saved.keys() - known:
+        log.warning("%s has settings that this project lacks: %s", path, ", ".join(sorted(gone)))
+    return Settings.from_values(saved, f"{path}: ")
+
+
 def for_use(path: Path, device: str, data_dir: str | None) -> Settings:
-    """Return the settings of a checkpoint's run, for another place than that of the training."""
-    config = path.parent.parent / "config.yaml"
-    settings = Settings.from_yaml(config)
+    """Return the settings of a checkpoint for another place than that of the training."""
+    settings = settings_of(path)
     own: dict[str, Any] = {
         "device": device,
         "backend": "auto",

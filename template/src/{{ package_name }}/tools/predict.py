@@ -44,7 +44,8 @@ class Flags:
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     output: Path | None = None
-    """file to write; else predictions-SPLIT.jsonl in the run folder"""
+    """file to write; else predictions-SPLIT.jsonl in the run folder, or beside a checkpoint that is
+    in none"""
     data_dir: str | None = None
     """folder of the dataset's files; else that of the run"""
     batch_size: int | None = None
@@ -62,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     flags = read_flags(Flags, argv, program("predict"))
     path = find_checkpoint(flags.run, flags.checkpoint)
     settings = for_use(path, flags.device, flags.data_dir)
-    output = flags.output or path.parent.parent / f"predictions-{flags.split}.jsonl"
+    folder = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    output = flags.output or folder / f"predictions-{flags.split}.jsonl"
     with joined(settings) as world:
         set_up_logging(world, all_ranks=False)
         trained = load(path, settings, device=world.device)

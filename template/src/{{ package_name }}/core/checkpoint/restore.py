@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from, and how it is read."""
 
 import logging
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -170,6 +171,23 @@ def _read(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa: ANN40
 
         parts = dcp.read(shards_of(path), sharded)
     return each_leaf(fill, state)
+
+
+def saved_settings(path: Path) -> dict[str, Any]:
+    """Return the settings that a checkpoint was saved with; its tensors are not read.
+
+    Raises:
+        UnreadableError: it can't be read, or is no checkpoint of this project.
+    """
+    try:
+        zipfile.ZipFile(path).close()  # says more plainly than torch why it can't be one
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch.load does not say what it raises
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UnreadableError(f"{path} is no checkpoint: {reason}") from None
+    if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
+        raise UnreadableError(f"{path} is no checkpoint of this project: it has no settings")
+    return state["settings"]
 
 
 def refuse_damage(path: Path) -> None:

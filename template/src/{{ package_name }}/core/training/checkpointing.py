@@ -102,6 +102,8 @@ class Checkpointing:
             restore.candidates(self.settings.resume, self.run_dir), self.networks.like, self.world
         )
         if found is None:
+            if self.networks.not_initialized:
+                raise self.networks.not_initialized
             return
         path, state = found
         try:

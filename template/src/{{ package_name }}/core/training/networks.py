@@ -38,6 +38,7 @@ class Networks:
         called: what training calls in their place, which averages gradients over the ranks.
         average: their moving averages, None without `ema`.
         optimizers: by name.
+        not_initialized: why INIT_FROM could not be taken, which only matters without a checkpoint.
 
     Raises:
         UsageError: the learner makes something else.
@@ -47,8 +48,12 @@ class Networks:
         built = learner.build()
         self.single = isinstance(built, nn.Module)
         self.modules: dict[str, nn.Module] = _named("build", built, "network", nn.Module)
-        if settings.init_from:
-            initialize(self.modules, settings.init_from, settings.init_partial)
+        self.not_initialized: UsageError | None = None
+        try:
+            if settings.init_from:
+                initialize(self.modules, settings.init_from, settings.init_partial)
+        except UsageError as error:
+            self.not_initialized = error
         freeze(self.modules, settings.freeze)
         self.average = Average(self.modules, settings.ema) if settings.ema else None
         self.wrapped = {
