@@ -380,12 +380,18 @@ def test_a_prolonged_run_that_is_killed_at_its_end_is_finished(
 ) -> None:
     run = tmp_path / "run"
     kept = [launch(1, "--max-steps=3", "--log-every=1") and (run / "summary.json").read_bytes()]
-    whole = launch(1, "--max-steps=6", "--log-every=1").metrics()
+    longer = launch(1, "--max-steps=6", "--log-every=1")
+    whole = longer.metrics()
+    rates = [line["train/lr"] for line in whole if "train/lr" in line]
+    said = re.search(r"the learning rate goes up from (\S+) to (\S+), since", longer.log)
+    assert said and [float(rate) for rate in said.groups()] == pytest.approx(rates[2:4], rel=0.01)
+    assert rates[2] < rates[3]
     # As a kill leaves it between the line of the test and the summary.
     (run / "summary.json").write_bytes(kept[0])
     job = launch(1, "--max-steps=6", "--log-every=1")
     assert (job.summary["global_step"], job.summary["resumed_from_step"]) == (6, 6)
     assert reproducible(job.metrics()) == reproducible(whole)
+    assert "goes up" not in job.log
     assert "nothing is left to do" in launch(1, "--max-steps=6").log
 
 

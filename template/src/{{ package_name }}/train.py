@@ -86,6 +86,14 @@ class Trainer:
         if self.position.is_end(settings) and world.broadcast(finished):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
+        before = self.networks.learning_rates()["train/lr"]
+        if checkpointing.resized and (now := self._set_learning_rates()) > before and world.is_main:
+            log.warning(
+                "the learning rate goes up from %.3g to %.3g, since its schedule spans the longer "
+                "run: to keep it low, start another run with --init-from and a low --lr",
+                before,
+                now,
+            )
         self.evaluator.check(self.datasets.validation)
         if settings.dry_run:
             return 0
@@ -154,8 +162,7 @@ class Trainer:
     def _train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
         """Take a step on this rank's batches; samples and weight are of all ranks together."""
         settings, position = self.settings, self.position
-        factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
-        self.networks.set_learning_rates(factor)
+        self._set_learning_rates()
         seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
         self.loop.begin(self.loader.padded(loaded), weight, measure_norm)
@@ -164,6 +171,12 @@ class Trainer:
         if self.networks.average:
             self.networks.average.update(self.networks.modules, position.step)
         self.meter.count(samples, weight)
+
+    def _set_learning_rates(self) -> float:
+        """Set the learning rates of the next step; return the first one."""
+        factor = scaling(self.settings, self.samples_per_step)
+        self.networks.set_learning_rates(factor * self.learner.schedule(self.progress()))
+        return self.networks.learning_rates()["train/lr"]
 
     def progress(self) -> float:
         """Return how much of the training is done, from 0 to 1."""

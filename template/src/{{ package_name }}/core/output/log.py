@@ -71,9 +71,10 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
             world.size,
         )
     before = state["settings"]
+    own = ("config", "run_dir", "resume", "dry_run")
     for name, value in settings.as_dict().items():
         # What an earlier version did not know is not worth a warning.
-        if name not in ("config", "run_dir", "resume") and before.get(name, value) != value:
+        if name not in own and before.get(name, value) != value:
             log.warning(
                 "%s was %s at the checkpoint, now %s", name, printable(str(before[name])), value
             )

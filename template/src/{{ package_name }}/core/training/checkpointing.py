@@ -32,6 +32,7 @@ class Checkpointing:
         position: where the training stands.
         line_count: lines of metrics.jsonl at the checkpoint, None without one.
         resumed_from: the checkpoint's step, None without one.
+        resized: whether epochs or max_steps were others there.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Checkpointing:
         self.position = Position()
         self.line_count: int | None = None
         self.resumed_from: int | None = None
+        self.resized = False
         self._resume()
 
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
@@ -128,5 +130,7 @@ class Checkpointing:
         self.meter.resume(state["meter"], self.world)
         self.line_count = state["line_count"]
         log_resume(path, state, self.settings, self.world)
+        before, now = state["settings"], self.settings
+        self.resized = (before["epochs"], before["max_steps"]) != (now.epochs, now.max_steps)
         self.resumed_from = self.position.step
         self.saver.go_on_from(path, self.position.step)
