@@ -188,7 +188,7 @@ class Imports:
             return set()
         try:
             table = symtable.symtable(file.read_text("utf-8"), str(file), "exec")
-        except SyntaxError:  # the conflicts of an update
+        except (SyntaxError, ValueError):  # the conflicts of an update, another encoding
             return set()
         return {
             each.get_name()

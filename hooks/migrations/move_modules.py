@@ -1,16 +1,19 @@
 """Take the edits of a project along when the template moves its files.
 
-Copier deletes a file that the new version of the template lacks, whether it was edited or not. This
-runs in the project twice, before and after an update across the version in question:
+Copier deletes a file that the new version of the template lacks, edited or not, and overwrites a
+file that git ignores. This runs in the project twice, before and after an update across the version
+in question:
 
     move_modules.py .copier-answers.yml before|after TABLE
 
-Before, it keeps the files that moved, as they are and as the old version rendered them, in the git
-folder. After, it merges each edited one into the file that took its place, as git does. An edited
-file that was split, or has gone, becomes `<name>.old`. Imports of modules that moved follow them. A
-line on stderr names each file that this concerns. TABLE, beside this file, says what moved.
+Before, it keeps the files that move and those that git ignores, as they are and as the old version
+rendered them, in the git folder. After, it merges each edited one into the file that took its
+place, as git does. An edited file that was split, or has gone, becomes `<name>.old`. Imports of
+modules that moved follow them. A line on stderr names each file that this concerns. TABLE, beside
+this file, says what moved.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -31,16 +34,29 @@ def main(answers_file: str, stage: str, table_file: str) -> int:
     table = yaml.safe_load(text.replace("*/", f"{answers['package_name']}/"))
     kept = Path(_git("rev-parse", "--absolute-git-dir"), "copier-moved-files")
     if stage == "before":
+        if (kept / "ignored").is_dir():
+            sys.exit(
+                f"error: {kept}/ignored has files of an update that was interrupted, which git "
+                f"ignores: take from them what you need, remove {kept}, and update again"
+            )
         keep(answers, table["paths"], kept)
     elif kept.is_dir():
-        carry(answers["package_name"], table, kept)
+        try:
+            carry(answers["package_name"], table, kept)
+        except BaseException:
+            _say(f"error: this did not end; {kept} has your files as they were before the update")
+            raise
         shutil.rmtree(kept)
     return 0
 
 
 def keep(answers: dict[str, object], paths: dict[str, str], kept: Path) -> None:
-    """Keep the files that will move: the user's, and what the old version rendered."""
+    """Keep the files that will move and those that git ignores: the user's, and the old version's.
+
+    The project is clean, so that git ignores each file that it does not track.
+    """
     shutil.rmtree(kept, ignore_errors=True)
+    tracked = {*_git("-c", "core.quotePath=true", "ls-files").splitlines()}
     with tempfile.TemporaryDirectory() as folder:
         copier.run_copy(
             str(answers["_src_path"]),
@@ -50,11 +66,25 @@ def keep(answers: dict[str, object], paths: dict[str, str], kept: Path) -> None:
             defaults=True,
             quiet=True,
         )
-        for path in paths:
-            for root, name in ((Path(folder), "base"), (Path(), "mine")):
-                if Path(folder, path).is_file() and (root / path).is_file():
+        old = {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
+        ignored = (old | _of_template(str(answers["package_name"]))) - tracked
+        for root, name, some in (
+            (Path(folder), "base", old & (ignored | paths.keys())),
+            (Path(), "mine", old & paths.keys()),
+            (Path(), "ignored", ignored),
+        ):
+            for path in some:
+                if (root / path).is_file():
                     (kept / name / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(root / path, kept / name / path)
+
+
+def _of_template(package: str) -> set[str]:
+    """Return the paths that the new version may render, with any answers."""
+    root = Path(__file__).parents[2] / "template"
+    paths = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    shown = (re.sub(r"^{{.*?}}/", "", path).removesuffix(".jinja") for path in paths)
+    return {path.replace("{{ package_name }}", package) for path in shown}
 
 
 def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
@@ -63,20 +93,26 @@ def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
     moved = {path: new for path, new in paths.items() if (kept / "base" / path).is_file()}
     imports = Imports(package, moved, table.get("names", {}), table.get("gone", {}))
     for path, new in moved.items():
-        mine = kept / "mine" / path
-        base = _lines(kept / "base" / path)
+        mine, base = kept / "mine" / path, kept / "base" / path
         if not mine.is_file():
             _stay_deleted(path, new)
-        elif _lines(mine) != base and len(new) == 1 and Path(new[0]).is_file():
-            _merge(imports, path, Path(new[0]), mine.read_bytes(), base)
-        elif _lines(mine) != base:
-            old = _free(path)
-            shutil.copy2(mine, old)
-            now = f"what it had is now in {', '.join(new)}" if new else "nothing takes its place"
-            _say(f"{path}, which you edited, is gone; your file is kept as {old}, and {now}")
+        elif len(new) == 1 and (now := Path(new[0])).is_file():
+            if _executable(mine) != _executable(base):
+                now.chmod(mine.stat().st_mode)
+            if _lines(mine) != _lines(base):
+                _merge(imports, path, now, mine, _lines(base))
+        elif _lines(mine) != _lines(base):
+            now_in = f"what it had is now in {', '.join(new)}" if new else "nothing takes its place"
+            _say(
+                f"{path}, which you edited, is gone; your file is {_old(path, mine)}, and {now_in}"
+            )
+    for file in sorted((kept / "ignored").rglob("*")):
+        path = str(file.relative_to(kept / "ignored"))
+        if file.is_file() and path not in moved:
+            _keep_ignored(imports, path, file, kept / "base" / path)
     for root in ("src", "tests"):
         for file in sorted(Path(root).rglob("*.py")):
-            data = file.read_bytes()
+            data = file.read_bytes() if file.is_file() and not file.is_symlink() else b""
             if b"\n<<<<<<< " in data:
                 continue
             result, problems = imports.rewrite(data, file, file)
@@ -86,15 +122,30 @@ def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
                 _say(f"{file}: its imports follow the modules that moved")
 
 
-def _merge(imports: Imports, path: str, new: Path, mine: bytes, base: bytes) -> None:
+def _keep_ignored(imports: Imports, path: str, mine: Path, base: Path) -> None:
+    """Undo what Copier did to a file that git ignores: it overwrites or deletes it."""
+    now = Path(path)
+    if not now.is_file():
+        now.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(mine, now)
+        _say(f"{path}, which git ignores, is as it was: the update deleted it")
+    elif _lines(mine) == _lines(now):
+        return
+    elif not base.is_file():
+        _say(f"{path}, which git ignores, is now the template's; your file is {_old(path, mine)}")
+    elif _lines(mine) != _lines(base):
+        _merge(imports, path, now, mine, _lines(base))
+
+
+def _merge(imports: Imports, path: str, new: Path, mine: Path, base: bytes) -> None:
     """Merge the user's edits of a file into the one that took its place."""
-    ours = new.read_bytes()
     was, told = imports.rewrite(base, Path(path), new)
     # All ends of lines are git's, and at the end the user's.
-    edited, problems = imports.rewrite(mine.replace(b"\r\n", b"\n"), Path(path), new)
+    edited, problems = imports.rewrite(_lines(mine), Path(path), new)
     known = [problem[1:] for problem in told]
     _name([(0, *each[1:]) for each in problems if each[1:] not in known], new)
-    sides = (edited, was, ours)
+    sides = (edited, was, _lines(new))
+    says = f"which you edited, is now {new}" if path != str(new) else "which git ignores, is new"
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(number)) for number in range(3)]
         for file, side in zip(files, sides, strict=True):
@@ -103,22 +154,22 @@ def _merge(imports: Imports, path: str, new: Path, mine: bytes, base: bytes) -> 
         command = ["git", "merge-file", "-p", *labels, *map(str, files)]
         done = subprocess.run(command, capture_output=True)
         if done.returncode > 127:  # not the number of conflicts: git could not
-            (old := _free(path)).write_bytes(mine)
-            _say(f"{path}, which you edited, is now {new}; git can't merge them: see {old}")
+            _say(f"{path}, {says}; git can't merge them: your file is {_old(path, mine)}")
             return
-        if done.returncode:
+        if done.returncode and path != str(new):
             _mark_unmerged(new, [_git("hash-object", "-w", str(file)) for file in files])
-    result = done.stdout.replace(b"\n", b"\r\n") if b"\r\n" in mine else done.stdout
-    new.write_bytes(result)
+    crlf = b"\r\n" in mine.read_bytes()
+    new.write_bytes(done.stdout.replace(b"\n", b"\r\n") if crlf else done.stdout)
     how = "with conflicts: look for <<<<<<< in it" if done.returncode else "with your edits"
-    _say(f"{path}, which you edited, is now {new}, {how}")
+    _say(f"{path}, {says}, {how}")
 
 
 def _mark_unmerged(file: Path, hashes: list[str]) -> None:
     """Tell git's index of a conflict, so that `git status` says UU."""
     shown = f"{_git('rev-parse', '--show-prefix')}{file.as_posix()}"
     stages = zip((2, 1, 3), hashes, strict=True)
-    entries = [f"100644 {sha} {stage}\t{shown}\n" for stage, sha in stages]
+    mode = "100755" if _executable(file) else "100644"
+    entries = [f"{mode} {sha} {stage}\t{shown}\n" for stage, sha in stages]
     text = "".join([f"0 {'0' * len(hashes[0])}\t{shown}\n", *entries])
     subprocess.run(["git", "update-index", "--index-info"], input=text.encode(), check=True)
 
@@ -132,10 +183,13 @@ def _stay_deleted(path: str, new: list[str]) -> None:
         _say(f"{path}, which you deleted or renamed, was split; it is back as {', '.join(new)}")
 
 
-def _free(path: str) -> Path:
-    """Return a name for a kept file that no file has."""
+def _old(path: str, mine: Path) -> str:
+    """Keep the user's file under a name that no file has; say so."""
     numbers = ["", *range(2, 100)]
-    return next(old for n in numbers if not (old := Path(f"{path}.old{n}")).exists())
+    old = next(old for n in numbers if not (old := Path(f"{path}.old{n}")).exists())
+    old.parent.mkdir(parents=True, exist_ok=True)  # other answers may lack the folder
+    shutil.copy2(mine, old)
+    return f"kept as {old}"
 
 
 def _name(problems: list[Problem], file: Path) -> None:
@@ -147,6 +201,10 @@ def _name(problems: list[Problem], file: Path) -> None:
 def _lines(path: Path) -> bytes:
     """Return what a file has, with the ends of lines that git has."""
     return path.read_bytes().replace(b"\r\n", b"\n")
+
+
+def _executable(path: Path) -> bool:
+    return bool(path.stat().st_mode & 0o100)
 
 
 def _git(*arguments: str) -> str:

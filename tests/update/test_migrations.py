@@ -12,6 +12,7 @@ from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, copy_template
 
 RELEASED = Path(__file__).with_name("released.txt")
 PACKAGE = Path("template/src/{{ package_name }}")
+SCRIPT = "slurm/train_cpu.sbatch"
 
 
 # -- names that projects rely on ------------------------------------------------------------------
@@ -29,12 +30,17 @@ def names_of_today() -> set[str]:
             names.add(f"{name}: {choice['value'] if isinstance(choice, dict) else choice}")
     for path in (TEMPLATE / "template").rglob("*"):
         if path.is_file() and not {"__pycache__", ".ruff_cache"} & set(path.parts):
-            shown = f"/{path.relative_to(TEMPLATE / 'template')}".removesuffix(".jinja")
-            shown = shown.replace("{{ _copier_conf.answers_file }}", ".copier-answers.yml")
-            # The folder of an example is the project's own where that example is chosen.
-            shown = re.sub(r"^/\{\{ '\.' if example == '\w+' \}\}", "", shown)
-            names.add(shown.replace("{{ package_name }}", "*"))
+            names.add(rendered(str(path.relative_to(TEMPLATE))))
     return names
+
+
+def rendered(path: str) -> str:
+    """Return the path, in a project, of a file of the template; `*` is the package."""
+    shown = path.removeprefix("template").removesuffix(".jinja")
+    shown = shown.replace("{{ _copier_conf.answers_file }}", ".copier-answers.yml")
+    # The folder of an example is the project's own where that example is chosen.
+    shown = re.sub(r"^/\{\{ '\.' if example == '\w+' \}\}", "", shown)
+    return shown.replace("{{ package_name }}", "*")
 
 
 def carried_on() -> set[str]:
@@ -64,6 +70,18 @@ def test_no_released_name_is_forgotten(pytestconfig: pytest.Config) -> None:
         RELEASED.write_text("\n".join([*comment, *sorted(released), ""]), "utf-8")
     forgotten = released - names_of_today() - carried_on()
     assert not forgotten, 'docs/architecture.md, "A rename", says what these need'
+
+
+def test_no_path_of_any_commit_is_forgotten() -> None:
+    """Until the first release, projects follow the newest commit. A path without a successor is
+    in the table too, with an empty text.
+    """
+    log = ["git", "log", "-z", "--format=", "--name-only", "--", "template"]
+    ever = subprocess.run(log, cwd=TEMPLATE, check=True, capture_output=True, text=True).stdout
+    paths = {rendered(path) for path in ever.split("\0") if path}
+    assert len(paths) > 200, "this is a shallow clone"
+    forgotten = paths - names_of_today() - carried_on()
+    assert not forgotten, "hooks/migrations/*.yaml says where each is now"
 
 
 def test_migrations_run_at_their_version_only() -> None:
@@ -145,6 +163,60 @@ def test_a_kept_file_takes_no_name_of_another(early: Path) -> None:
     assert done.returncode == 0 and "kept as src/demo/sweep.py.old2" in done.stderr
     assert (early / "src/demo/sweep.py.old").read_text() == "ours = False\n"
     assert (early / "src/demo/sweep.py.old2").read_text() == "ours = True\n"
+
+
+def test_files_that_git_ignores_are_not_lost(template: Path, tmp_path: Path) -> None:
+    """Copier overwrites them, or deletes them, and git has no copy."""
+    script, page = (template / f"template/{name}.jinja" for name in (SCRIPT, "docs/slurm.md"))
+    present = {path: path.read_text() for path in (script, page)}
+    script.write_text(present[script].replace("# Trains", "# This trains"))
+    page.unlink()
+    (template / PACKAGE / "check_comm.py").write_text("An old module\n")
+    commit(template, "Before the first release")
+    project = start(template, tmp_path / "project")
+    ours = {
+        SCRIPT: f"{(project / SCRIPT).read_text()}# ours\n",  # the template changed another line
+        "slurm/train_multi_node.sbatch": "# ours, and the template changed nothing\n",
+        "docs/slurm.md": "# ours, and the template has one now\n",
+        "src/demo/check_comm.py": "# ours, of a module that was split\n",
+        "configs/train.yaml": "# ours, and an update never changes it\n",
+        "notes/core/all.md": "# ours alone\n",
+    }
+    with (project / ".gitignore").open("a") as file:
+        file.writelines(f"/{name}\n" for name in [*ours, "slurm/train_single_node.sbatch"])
+    for name in ours:
+        git(project, "rm", "--quiet", "--cached", "--ignore-unmatch", name)
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(ours[name])
+    commit(project, "Our own work")
+    (template / PACKAGE / "check_comm.py").unlink()
+    for path, text in present.items():
+        path.write_text(text)
+    commit(template, "The first release", tag="v1.0.0")
+    before = contents(project)
+
+    done = copier(project, "update", "--defaults", "--trust")
+    assert done.returncode == 0, done.stderr
+    fresh = contents(render(template, tmp_path / "fresh", {"package_name": "demo"}, "v1.0.0"))
+    kept = {
+        "docs/slurm.md": "docs/slurm.md.old",
+        "src/demo/check_comm.py": "src/demo/check_comm.py.old",
+    }
+    after = {kept.get(name, name): text for name, text in ours.items()}
+    after[SCRIPT] = f"{fresh[SCRIPT]}# ours\n"
+    assert contents(project) == fresh | after | {".gitignore": before[".gitignore"]}
+    for name in ours.keys() - {"configs/train.yaml", "notes/core/all.md"}:
+        assert f"\n{name}, which " in done.stderr
+
+    # The copies are all that there is, once an update was interrupted.
+    git(project, "add", "--all")
+    git(project, "reset", "--quiet", "--hard")
+    copies = Path(git(project, "rev-parse", "--absolute-git-dir").strip(), "copier-moved-files")
+    (copies / "ignored").mkdir(parents=True)
+    before = contents(project)
+    done = copier(project, "update", "--defaults", "--trust")
+    assert done.returncode == 1 and f"remove {copies}, and update again" in done.stderr
+    assert contents(project) == before and copies.exists()
 
 
 def test_nothing_happens_without_trust(early: Path) -> None:

@@ -26,6 +26,14 @@ FLAT = "f8d5c72c7760566dc32d49cd6942c0929677ab24"
 TABLE = yaml.safe_load((TEMPLATE / "hooks/migrations/rooms.yaml").read_text("utf-8"))
 OWN = ("configs/train.yaml", *(f"src/demo/{name}.py" for name in ("model", "data", "figures")))
 
+# Edited files that the new answers lack, one of them with all of its folder.
+GONE = ("sync.py", "doctor/node.py")
+EXECUTABLE = {
+    "seeding": "core/loading/seeds",
+    "errors": "core/errors",
+    "report": "run_logger",
+}
+
 OURS = '''\
 """A module of ours."""
 
@@ -151,11 +159,17 @@ def edited(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Updated:
     add_after(crlf, "FIRST_SPECIAL_STEP", "# ours: in a file with other ends of lines")
     crlf.write_bytes(crlf.read_bytes().replace(b"\n", b"\r\n"))
     replace(package / "report.py", "class Report:", "class Report:  # ours: a line that changed")
-    if (package / "sync.py").exists():
-        with (package / "sync.py").open("a") as file:
-            file.write("# ours: in a file that has gone\n")
+    (package / "folder.py").mkdir()
+    (package / "folder.py/text").write_text("ours\n")
+    (package / "link.py").symlink_to("nowhere")
+    for name in GONE:
+        if (package / name).exists():
+            with (package / name).open("a") as file:
+                file.write("# ours: in a file that has gone\n")
+    for name in EXECUTABLE:
+        (package / f"{name}.py").chmod(0o755)
     commit(project, "Our own work")
-    return update(old, project, trackers=[])
+    return update(old, project, trackers=[], tools=["plot"])
 
 
 # -- what becomes of each edit --------------------------------------------------------------------
@@ -249,22 +263,33 @@ def test_all_else_is_a_fresh_render(edited: Updated) -> None:
     }
     package = "src/demo/"
     names = {path.removeprefix(package).removesuffix(".py") for path in differ - set(OWN)}
-    assert names - {"sync.py.old"} == {
+    assert names - {f"{name}.old" for name in GONE} == {
         *("core/loading/seeds", "core/output/provenance", "core/training/schedule", "run_logger"),
         *("core/output/metrics", "core/ranks/environment", "core/ranks/signals", "evaluate"),
-        *("distributed.py.old", "our_signals", "ours", "tests/test_ours"),
+        *("distributed.py.old", "our_signals", "ours", "tests/test_ours", "folder.py/text"),
     }
     assert not Path(
         git(edited.project, "rev-parse", "--git-dir").strip(), "copier-moved-files"
     ).exists()
 
 
-def test_a_file_that_other_answers_lack_is_kept(edited: Updated) -> None:
-    kept = edited.project / "src/demo/sync.py.old"
-    if "src/demo/sync.py, which you edited" in edited.said:  # the first day had none
+@pytest.mark.parametrize("name", GONE)
+def test_a_file_that_other_answers_lack_is_kept(edited: Updated, name: str) -> None:
+    kept = edited.project / f"src/demo/{name}.old"
+    if git(edited.project, "ls-tree", "HEAD", f"src/demo/{name}"):  # the first day had none
         assert "# ours: in a file that has gone\n" in kept.read_text()
+        assert f"src/demo/{name}, which you edited" in edited.said
     else:
         assert not kept.exists()
+
+
+def test_an_executable_file_stays_executable(edited: Updated) -> None:
+    """One that was edited, one that was not, and one with conflicts."""
+    for new in EXECUTABLE.values():
+        assert os.access(edited.project / f"src/demo/{new}.py", os.X_OK), new
+    stages = git(edited.project, "ls-files", "--unmerged").splitlines()
+    assert stages and all(stage.startswith("100755") for stage in stages)
+    assert not os.access(edited.project / "src/demo/core/output/metrics.py", os.X_OK)
 
 
 # -- imports alone --------------------------------------------------------------------------------
