@@ -191,6 +191,7 @@ def complete(answers: Mapping[str, Any]) -> Answers:
 
 ALWAYS = (
     ".copier-answers.yml",
+    ".gitattributes",
     ".gitignore",
     "Makefile",
     "README.md",

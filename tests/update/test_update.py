@@ -172,6 +172,20 @@ def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
     assert "UU src/demo/tools/plot/__init__.py" in git(project, "status", "--porcelain")
 
 
+def test_where_git_writes_crlf_the_same_files_change(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gitconfig").write_text("[core]\n\tautocrlf = true\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(project), str(clone))
+    assert copier_says(clone, "update").returncode == 0
+    update(project)
+    assert git(clone, "status", "--porcelain") == git(project, "status", "--porcelain")
+    files = [path for path in clone.rglob("*") if path.is_file() and ".git" not in path.parts]
+    assert len(files) > 80 and not [path for path in files if b"\r" in path.read_bytes()]
+
+
 def copier_says(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `copier` as a user does."""
     command = [sys.executable, "-m", "copier", *arguments, "--defaults"]
