@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -168,6 +169,20 @@ def test_a_package_that_lost_files_is_named(
     (info / "RECORD").write_text("clay/__init__.py,,\nclay/kept.py,,\nclay/deep/down.py,,\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert lost_files("clay") == ["clay/__init__.py"]
+
+
+def test_files_that_git_ignores_are_named(place: Place) -> None:
+    (place.bin / "git").symlink_to(shutil.which("git") or "git")
+    (place.project / "slurm/site.sh").write_text("export MASTER_PORT=29500\n")
+    assert not lines(place.doctor(*QUIET)[1], "git"), "this is no repository"
+    subprocess.run(["git", "init", "--quiet", str(place.project)], check=True)
+    assert not lines(place.doctor(*QUIET)[1], "git")
+    with (place.project / ".gitignore").open("a") as file:
+        file.write("core\n/slurm/*.sh\n")
+    code, found = place.doctor(*QUIET)
+    (line,) = troubles(found)
+    assert code == 0 and re.search(r"git +ignores slurm/common.sh and \d+ more: clones", line)
+    assert "'git check-ignore -v slurm/common.sh' names the rule" in line
 
 
 def test_a_check_that_breaks_is_an_error_of_its_own(place: Place) -> None:

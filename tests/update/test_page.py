@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pages
 import yaml
-from histories import commit, git, render, replace
+from histories import IDENTITY, commit, git, render, replace
 from renderer import TEMPLATE, copy_template
 
 MAKES = ("make setup test",)  # it installs packages: in tests/run/test_setup.py
 ADDRESS = "https://git.example.org/new/address.git"  # of a template that moved
-IDENTITY = {"GIT_AUTHOR_NAME": "Test", "GIT_COMMITTER_NAME": "Test", "EMAIL": "test@example.org"}
 
 
 def test_the_commands_of_the_page_on_updates(tmp_path: Path) -> None:
@@ -37,7 +36,7 @@ def test_the_commands_of_the_page_on_updates(tmp_path: Path) -> None:
     for line in (*typed, *inline):
         if line in MAKES:
             continue
-        if line.startswith(("copier update", "git reset")):
+        if line.startswith(("copier update", "git reset", "git add --all &&")):
             git(project, "add", "--all")
             git(project, "commit", "--quiet", "--allow-empty", "--message=Before it")
         # Nobody is here to answer.

@@ -4,9 +4,13 @@ The histories are real: a repository with two tagged releases of the template, a
 commits of its own.
 """
 
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 import copier
 import pytest
 import yaml
-from histories import commit, contents, git, render, replace
+from histories import IDENTITY, commit, contents, git, render, replace
 from renderer import cached, copy_template
 from variants import pairwise_variants
 
@@ -210,9 +214,15 @@ def test_what_is_said_after_an_update(project: Path) -> None:
     commit(project, "Our own work")
     done = copier_says(project, "update", "--data", "trackers=[mlflow]")
     assert done.returncode == 0 and "Warning" not in done.stderr
-    # It names no file, but has the command that does.
-    (command,) = re.findall(r"^ +git (diff .*)", done.stderr, re.MULTILINE)
-    assert obsolete in git(project, *command.split()).split()
+    # It names no file, but has the commands that do.
+    ignored, deleted = re.findall(r"^ +git (.*)", done.stderr, re.MULTILINE)
+    assert obsolete in git(project, *shlex.split(deleted)).split()
+    for name in ("mine.py", "__pycache__/mine.pyc"):
+        (project / "src/demo" / name).parent.mkdir(exist_ok=True)
+        (project / "src/demo" / name).touch()
+    with (project / ".gitignore").open("a") as file:
+        file.write("mine.py\n")
+    assert git(project, *shlex.split(ignored)) == "src/demo/mine.py\n"
     # What the settings do not follow by themselves.
     assert "    trackers: [mlflow]\n" in done.stderr
     replace(project / "configs/train.yaml", "trackers: [tensorboard]", "trackers: [mlflow]")
@@ -221,6 +231,26 @@ def test_what_is_said_after_an_update(project: Path) -> None:
     assert "If it lists nothing, the\nproject was up to date" in done.stderr
     assert "trackers" not in done.stderr
     assert not git(project, "status", "--porcelain")
+
+
+def test_an_update_that_is_interrupted_is_undone_as_it_says(project: Path) -> None:
+    replace(project / "src/demo/train.py", '"""The old loop."""', '"""Our loop."""')
+    commit(project, "Our own work")
+    before = contents(project)
+    command = [sys.executable, "-m", "copier", "update", "--defaults"]
+    process = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True)
+    new = project / "src/demo/core/training/schedule.py"
+    while process.poll() is None and not new.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 1 and git(project, "status", "--porcelain")
+    (undo,) = re.findall("leaves old and new files: `(.+?)`", said)
+    environment = {**os.environ, **IDENTITY}
+    subprocess.run(["bash", "-c", undo], cwd=project, env=environment, check=True)
+    assert contents(project) == before and not git(project, "status", "--porcelain")
+    assert copier_says(project, "update").returncode == 0
+    assert new.exists() and '"""Our loop."""' in (project / "src/demo/train.py").read_text()
 
 
 def test_recopy_keeps_what_is_the_users_and_nothing_else(project: Path) -> None:

@@ -89,6 +89,7 @@ def check(argv: Sequence[str], ranks: Ranks, timeout: float) -> Iterator[Finding
         databases = trackers.databases(settings) if settings else {}
     yield from nodes.compare(root, ranks, timeout, on_each_node, databases)
     if ranks.rank == 0:
+        yield from attempt("git", software.repository)
         yield from wrong_scripts
         yield from attempt("scripts", scripts.check, jobs)
         yield from attempt("Slurm", cluster.check, jobs)

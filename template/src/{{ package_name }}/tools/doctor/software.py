@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 PROJECT = Path("pyproject.toml")
 OLDEST = (3, 10)
+# What belongs in git, beside what only one cluster needs.
+IN_GIT = ("Makefile", "pyproject.toml", "configs/*.yaml", "scripts/*.sh", "scripts/*.py")
+IN_GIT += ("slurm/*.sh", "slurm/*.sbatch", ":!slurm/site.sh", "src/*.py", "tests/*.py")
 
 
 def python() -> Iterator[Finding]:
@@ -138,6 +142,23 @@ def _gpus(torch: ModuleType) -> Iterator[Finding]:
         )
     elif seen:
         yield Finding("ok", "GPUs", f"{seen} × {', '.join(names)}")
+
+
+def repository() -> Iterator[Finding]:
+    """Name files of the project that git ignores."""
+    if not shutil.which("git"):
+        return
+    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "--", *IN_GIT]
+    ignored = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    if ignored:
+        first, more = ignored[0], f" and {len(ignored) - 1} more" if ignored[1:] else ""
+        yield Finding(
+            "warning",
+            "git",
+            f"ignores {first}{more}: clones lack such files, and an update of the template "
+            f"overwrites edits in them: 'git check-ignore -v {first}' names the rule, 'git add -f' "
+            "adds a file",
+        )
 
 
 def in_image() -> bool:
