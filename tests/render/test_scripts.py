@@ -25,6 +25,7 @@ COMMANDS = {
 --version) echo "slurm-wlm ${SLURM_VERSION:-22.05.8}" ;;
 "show config") echo "PreemptType = preempt/${PREEMPT_TYPE:-partition_prio}" ;;
 "show partition gpu") echo "PartitionName=gpu PreemptMode=${PREEMPT_MODE:-REQUEUE} State=UP" ;;
+"show job 123456") echo "JobId=123456 ArrayJobId=123450 Restarts=1 " ;;
 "show hostnames"*) printf "n%s\\n" {1..9} ;;
 *) echo "$@" > requeued ;;
 esac""",

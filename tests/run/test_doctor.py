@@ -382,8 +382,10 @@ def test_without_accounting_accounts_are_not_checked(
 
 def test_in_a_job_nothing_is_submitted(place: Place) -> None:
     place.commands({**SLURM, "sbatch": "exit 1"})
-    code, found = place.doctor(*QUIET, SLURM_JOB_ID="77", MASTER_PORT=free_port())
+    asked = {"SLURM_GPUS": "1", "SLURM_MEM_PER_NODE": "200"}
+    code, found = place.doctor(*QUIET, SLURM_JOB_ID="77", MASTER_PORT=free_port(), **asked)
     assert (code, troubles(found)) == (0, [])
+    assert "do not inherit its SLURM_GPUS, SLURM_MEM_PER_NODE" in lines(found, "this job")[0]
 
 
 MODULE = """

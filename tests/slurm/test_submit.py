@@ -1,12 +1,15 @@
 """The rendered scripts run on a cluster, submitted as a user submits them."""
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import pytest
+from renderer import render_project
 
-from .conftest import MakeProject
+from .cluster import Cluster
+from .conftest import ANSWERS, MakeProject
 from .jobs import Job, Project
 
 SHORT = ("--max-steps=150",)
@@ -109,7 +112,10 @@ def test_two_jobs_on_one_node_do_not_meet(projects: dict[str, Project]) -> None:
 
 def test_the_tasks_of_an_array_are_runs_of_their_own(projects: dict[str, Project]) -> None:
     project = projects["srun"]
-    array = project.sbatch("--array=3,5", "slurm/train_cpu.sbatch", *QUICK)
+    script = project.root / "slurm/train_cpu.sbatch"
+    follows = project.root / "slurm/then.sbatch"
+    follows.write_text(script.read_text() + 'echo "after the training"\n')
+    array = project.sbatch("--array=3,5", "slurm/then.sbatch", *QUICK)
     tasks = {seed: Job(project, f"{array.id}_{seed}").wait() for seed in (3, 5)}
     digests = set()
     for seed, task in tasks.items():
@@ -118,6 +124,8 @@ def test_the_tasks_of_an_array_are_runs_of_their_own(projects: dict[str, Project
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["world_size"] == 2
         assert f"\nseed: {seed}\n" in (folder / "config.yaml").read_text()
+        log = (project.root / f"logs/demo-cpu-{array.id}_{seed}.out").read_text()
+        assert f"task {seed} of an array" in log and log.endswith("\nafter the training\n")
         digests.add(summary["parameters_sha256"])
     assert len(digests) == 2
 
@@ -140,6 +148,60 @@ def test_the_tasks_of_an_array_are_not_ranks(
         assert Job(project, f"{array.id}_{number}").wait().state == "FAILED"
     logs = [path.read_text() for path in project.root.glob(f"logs/*-{array.id}.out")]
     assert logs and all(words in log for log in logs)
+
+
+# Stands in for Python: says what the step has, and what the job has.
+STUB = """\
+#!/bin/bash
+[[ $1 != --version ]] || exec echo Python
+[[ $SLURM_PROCID == 0 ]] || exit 0
+echo "array ${SLURM_ARRAY_JOB_ID:-no}, restarts ${SLURM_RESTART_COUNT:-no}, home ${PYTHONHOME:-no}"
+for what in "job $SLURM_JOB_ID" "step $SLURM_JOB_ID.$SLURM_STEP_ID"; do
+    echo "memory $(scontrol show $what | grep -o 'TRES=[^ ]*' | grep -m 1 -o 'mem=[^,]*')"
+done
+"""
+SCRIPTS = ("train_cpu", "train_single_node")
+SESSION = f"""\
+export SLURM_NTASKS_PER_GPU=1
+for project in */; do
+    cd $project
+    for script in {" ".join(SCRIPTS)}; do
+        sbatch --wait --output=$script.log slurm/$script.sbatch &
+    done
+    cd ..
+done
+wait
+"""
+
+
+def test_what_a_session_asked_for_does_not_reach_a_job(cluster: Cluster, tmp_path: Path) -> None:
+    stub = tmp_path / "python"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    requests = ("gres", "gpus_per_node", "gpus", "gpus_per_task")
+    for launcher, request in [
+        *zip(itertools.repeat("srun"), requests, strict=False),
+        ("torchrun", "gres"),
+    ]:
+        answers = {"launcher": launcher, "gpu_request": request}
+        memory = {"memory": "300M", "memory_scope": "cpu"}
+        render_project(tmp_path / f"{launcher}-{request}", **{**ANSWERS, **answers, **memory})
+    cluster.run(
+        *("salloc", "--ntasks=3", "--gpus-per-task=1", "--mem=200M", "--threads-per-core=1"),
+        *("srun", "--ntasks=1", "bash", "-c", SESSION),
+        cwd=tmp_path,
+        PROJECT_PYTHON=str(stub),
+        SLURM_ARRAY_JOB_ID="7",
+        SLURM_ARRAY_TASK_ID="3",
+        SLURM_RESTART_COUNT="11",
+        PYTHONHOME="/usr",
+    )
+    for project in (path for path in tmp_path.iterdir() if path.is_dir()):
+        for script in SCRIPTS:
+            log = (project / f"{script}.log").read_text()
+            assert "array no, restarts no, home no" in log, (project.name, log)
+            memory = re.findall(r"memory mem=(\S+)", log)
+            assert memory == ["600M", "600M"], (project.name, log)
 
 
 def test_ranks_that_the_environment_names_are_refused(projects: dict[str, Project]) -> None:

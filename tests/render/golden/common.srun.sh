@@ -21,6 +21,24 @@ command -v module >/dev/null ||
     fail "there is no module command on $(hostname): define it in ~/.bash_profile, which jobs read"
 module purge
 
+# A job that is submitted inside another (salloc, JupyterHub) inherits what that one asked for, and srun
+# would read it as options. Without options, a step has all that its job has.
+for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_PER_GPU TRES_PER_TASK \
+    GPU_BIND TRES_BIND HINT THREADS_PER_CORE NTASKS_PER_{CORE,GPU,SOCKET,TRES} \
+    ${SLURM_SRUN_COMM_HOST:+CPU_BIND MEM_BIND DISTRIBUTION STEP_ID}; do
+    option=--${name//_/-} given=SBATCH_$name
+    [[ -n ${!given:-} ]] || grep -qs -- "^#SBATCH.* ${option,,}[ =]" "$0" || unset "SLURM_$name"
+done
+if [[ -n ${SLURM_ARRAY_JOB_ID:-}${SLURM_RESTART_COUNT:-} ]] && facts=$(scontrol show job "$SLURM_JOB_ID"); then
+    [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
+    [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+fi
+# The log of an array's task gets a second name, with the numbers that squeue and the run have.
+log=$(readlink /proc/$$/fd/1)
+if [[ -n ${SLURM_ARRAY_JOB_ID:-} && $log == *-$SLURM_JOB_ID.out ]]; then
+    ln -sf "${log##*/}" "${log%"$SLURM_JOB_ID.out"}${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.out"
+fi
+
 # Facts of this site, such as its network interfaces, belong in this file of your own. The login shell's
 # MASTER_ADDR is another job's.
 unset MASTER_ADDR MASTER_PORT
@@ -48,6 +66,7 @@ use_python() {
     python=("${PROJECT_PYTHON:-$PWD/$1}")
     [[ -x ${python[0]} ]] || fail "${python[0]} does not exist: run 'make setup' first"
     # The code is this folder's, and no package is a module's.
+    unset PYTHONHOME
     export PYTHONPATH=$PWD/src$others
 }
 
@@ -143,8 +162,8 @@ requeue() {
 # What to do with a job that was stopped and is not in the queue.
 resubmit="submit again with --run-dir and the run's folder, and the same flags"
 
-# run_resumable COMMAND...: runs what Slurm may stop, and ends the job with its exit code. 75: a
-# signal stopped it, after a checkpoint. Above 128: a signal killed a rank, as when memory runs out. Then the
+# run_resumable COMMAND...: runs what Slurm may stop, and returns its exit code, which ends the job
+# unless it is 0. 75: a signal stopped it, after a checkpoint. Above 128: a signal killed a rank, as when memory runs out. Then the
 # job goes back to the queue, and on from its newest checkpoint when it starts again.
 run_resumable() {
     local status=0
@@ -163,5 +182,6 @@ run_resumable() {
     elif ((status > 128)); then
         requeue "a rank or its launcher was killed (exit code $status)"
     fi
-    exit "$status"
+    trap - TERM
+    return "$status"
 }

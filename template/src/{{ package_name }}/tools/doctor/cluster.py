@@ -13,6 +13,10 @@ from .findings import Finding, attempt
 from .scripts import Script
 from .software import in_image
 
+# What srun would read as options, and slurm/common.sh removes.
+REQUESTS = re.compile(
+    r"SLURM_(MEM_PER_\w+|GPUS(_PER_\w+)?|CPUS_PER_GPU|TRES_PER_TASK|NTASKS_PER_(CORE|GPU|SOCKET))"
+)
 OUT_OF_SERVICE = re.compile(r"down|drain|fail|error|inval|unk")
 
 
@@ -48,6 +52,9 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
         raise UsageError(f"its controller does not answer, so no job can be submitted: {said}")
     partitions = _partitions()
     yield Finding("ok", "Slurm", f"partitions {', '.join(partitions)}")
+    if asked := sorted(filter(REQUESTS.fullmatch, os.environ)):
+        message = f"jobs that are submitted in it do not inherit its {', '.join(asked)}"
+        yield Finding("ok", "this job", message)
     for job in jobs:
         # A compute node may not be allowed to submit, and this job was.
         if "SLURM_JOB_ID" not in os.environ:
