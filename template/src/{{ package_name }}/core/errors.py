@@ -28,7 +28,7 @@ def wait_for_rank_0() -> None:
     """
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
-        time.sleep(2)
+        time.sleep(3)
 
 
 @contextmanager
