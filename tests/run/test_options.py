@@ -10,6 +10,8 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -216,6 +218,54 @@ def test_provenance_says_where_the_run_came_from(
     assert provenance["packages"]["torch"] and provenance["slurm"]["SLURM_JOB_ID"] == "42"
     assert provenance["world_size"] == 2 and "git" in provenance
     assert "hush" not in text
+
+
+def test_provenance_holds_changes_that_were_not_committed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from demo.core.output import provenance
+    from demo.tracking.dispatch import without_secrets
+
+    def git(*words: str, text: str | None = None) -> str:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.check_output(["git", *names, *words], text=True, input=text)
+
+    def facts() -> dict[str, Any]:
+        world = SimpleNamespace(hostnames=["n1"], size=1, launcher="none")
+        return provenance.collect(world, without_secrets)["git"]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_TOKEN", "hush-hush")
+    assert facts() == {"commit": None, "changes": None, "diff": ""}
+    git("init", "--quiet")
+    code, new = tmp_path / "src/code.py", tmp_path / "src/new.py"
+    code.parent.mkdir()
+    code.write_text("a = 1\n\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    assert facts() == {"commit": git("rev-parse", "HEAD").strip(), "changes": "", "diff": ""}
+    code.write_bytes(b"a = 2 # \xe4\n\n")
+    new.write_text("b = 3\n")
+    index = (tmp_path / ".git/index").read_bytes()
+    found = facts()
+    assert found["changes"].splitlines() == [" M src/code.py", "?? src/new.py"]
+    assert (tmp_path / ".git/index").read_bytes() == index
+    git("stash", "--quiet", "--include-untracked")
+    git("apply", text=found["diff"])
+    assert code.read_text() == "a = 2 # \N{REPLACEMENT CHARACTER}\n\n"
+    assert new.read_text() == "b = 3\n"
+
+    secrets = ("hush-hush", "0123456789abcdef0123", "hunter2")
+    code.write_text(
+        "a = 'hush-hush'\napi_key = '0123456789abcdef0123'\nurl = 'https://me:hunter2@host/'\n"
+        "key = encoder.layers_of_attention[12]\n"
+    )
+    diff = facts()["diff"]
+    assert not [each for each in secrets if each in diff]
+    assert "+a = '<MY_TOKEN>'\n+api_key = '<secret>'\n" in diff
+    assert "+key = encoder.layers_of_attention[12]\n" in diff
+    monkeypatch.setattr(provenance, "LONGEST_DIFF", 20)
+    assert facts()["diff"] == f"{diff[:20]}\n... and {len(diff) - 21} characters more\n"
 
 
 def test_each_epoch_is_validated(launch: Launch) -> None:

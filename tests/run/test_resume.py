@@ -9,6 +9,7 @@ import time
 import zipfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,12 +45,18 @@ def test_a_signal_on_one_rank_stops_all_and_the_next_run_goes_on(
     assert job.wait().codes == [75, 75], job.log
     assert f"by {'a signal to another rank' if rank else name}" in job.log
     assert "Traceback" not in job.log
-    stopped_at = len(job.metrics())
+    stop = job.metrics()[-1]["step"]
 
-    resumed = launch(2, *LONG)
-    assert resumed.summary["resumed_from_step"] == job.metrics()[stopped_at - 1]["step"] >= 20
+    resumed = launch(2, *LONG, "--keep-checkpoints=9")
+    assert resumed.summary["resumed_from_step"] == stop >= 20
     assert resumed.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
     assert resumed.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
+    # Time and samples are those of all steps.
+    seconds = resumed.summary["trained_seconds"]
+    assert resumed.summary["samples_per_second"] * seconds == pytest.approx(2 * 58 * 256)
+    saved = torch.load(tmp_path / f"run/checkpoints/step-{stop:08}.pt", weights_only=True)
+    samples, _, so_far = saved["meter"]["trained"]
+    assert samples == stop * 256 and 0 < so_far < seconds
     # Every step once, with the numbers of the uninterrupted run.
     assert reproducible(resumed.metrics()) == reproducible(uninterrupted.metrics())
 
@@ -379,20 +386,40 @@ def test_a_prolonged_run_that_is_killed_at_its_end_is_finished(
     launch: Launch, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    kept = [launch(1, "--max-steps=3", "--log-every=1") and (run / "summary.json").read_bytes()]
-    longer = launch(1, "--max-steps=6", "--log-every=1")
-    whole = longer.metrics()
+    launch(1, "--max-steps=3", "--log-every=1")
+    kept = (run / "summary.json").read_bytes()
+    job = launch(1, "--max-steps=6", "--log-every=1")
+    whole, before, status = job.metrics(), job.summary, state_of(run)
     rates = [line["train/lr"] for line in whole if "train/lr" in line]
-    said = re.search(r"the learning rate goes up from (\S+) to (\S+), since", longer.log)
+    said = re.search(r"the learning rate goes up from (\S+) to (\S+), since", job.log)
     assert said and [float(rate) for rate in said.groups()] == pytest.approx(rates[2:4], rel=0.01)
     assert rates[2] < rates[3]
     # As a kill leaves it between the line of the test and the summary.
-    (run / "summary.json").write_bytes(kept[0])
+    (run / "summary.json").write_bytes(kept)
     job = launch(1, "--max-steps=6", "--log-every=1")
     assert (job.summary["global_step"], job.summary["resumed_from_step"]) == (6, 6)
     assert reproducible(job.metrics()) == reproducible(whole)
     assert "goes up" not in job.log
+    # Figures are those of all attempts, of which this one took no step.
+    assert before["trained_seconds"] > json.loads(kept)["trained_seconds"] > 0
+    for name in ("trained_seconds", "samples_per_second", "best_step"):
+        assert job.summary[name] == before[name], name
+    assert {name: state_of(run)[name] for name in BEST} == {name: status[name] for name in BEST}
     assert "nothing is left to do" in launch(1, "--max-steps=6").log
+    # What the attempts were is kept.
+    settings = [run / f"attempts/{number}-config.yaml" for number in (1, 2)]
+    steps = [re.findall("max_steps: .*", path.read_text()) for path in settings]
+    assert steps == [["max_steps: 3"], ["max_steps: 6"]]
+    facts = [json.loads((run / f"attempts/{n}-provenance.json").read_text()) for n in (1, 2)]
+    assert ["--max-steps=3" in each["command"] for each in facts] == [True, False]
+
+
+BEST = ("best_metric", "best_direction", "best_score", "best_step")
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    """Return the status.json of a run."""
+    return json.loads((run / "status.json").read_text())
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -22,13 +22,14 @@ from .core.errors import PrintableFormatter, UsageError
 from .core.filesystem import open_no_link, set_aside, sync_names, write_atomically
 from .core.output import provenance
 from .core.output.metrics import JsonLines
+from .core.output.run_lock import newest
 from .core.output.status import Status, StatusFile
 from .core.ranks.dtensor import full_tensor
 from .core.ranks.environment import srun_step
 from .core.ranks.world import World
 from .core.training.checkpointing import Checkpointing
 from .tracking import Run
-from .tracking.dispatch import Trackers
+from .tracking.dispatch import Trackers, without_secrets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,6 +110,9 @@ class RunLogger:
         facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
         if self.active:
             self.status.state |= {"best_metric": best[0], "best_direction": best[1]}
+            position = checkpointing.position
+            if position.best_score is not None:
+                self.best(position.best_score, position.best_step)
         run = described(settings, facts, resume_step, world.rank)
         tracked = trackers if self.active or settings.track_all_ranks else []
         self.trackers = Trackers(tracked, run, self.lines.earlier if self.active else ())
@@ -116,7 +120,7 @@ class RunLogger:
     def _open(
         self, settings: Settings, world: World, resume_step: int, lines: int | None
     ) -> dict[str, Any]:
-        facts = provenance.collect(world)
+        facts = provenance.collect(world, without_secrets)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The names of the run's folder, and of those of its experiment and of all runs.
@@ -124,6 +128,7 @@ class RunLogger:
                 with suppress(OSError):  # one may be somebody else's
                     sync_names(folder)
             self._set_aside(resume_step)
+            self._keep_records()
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
             self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step, lines)
@@ -159,6 +164,14 @@ class RunLogger:
                 self.folder,
                 set_aside(left, self.folder).name,
             )
+
+    def _keep_records(self) -> None:
+        """Keep what the attempt before wrote of itself, as this one will replace it."""
+        attempts = self.folder / "attempts"
+        for name in ("config.yaml", "provenance.json"):
+            if (path := self.folder / name).exists():
+                kept = attempts / f"{newest(attempts) - 1}-{name}"
+                write_atomically(kept, path.read_bytes())
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
         """Return a bar over an epoch's steps up to max_steps; it is silent in a log file."""

@@ -1,7 +1,6 @@
 """The training loop."""
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -115,13 +114,14 @@ class Trainer:
 
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch, evaluate and save; return False if a signal came first."""
-        position, settings, began = self.position, self.settings, time.perf_counter()
+        position, settings = self.position, self.settings
         left = (settings.max_steps or 0) - position.step + position.epoch_steps
         ends = ((self.loader.samples or 0) // self.samples_per_step, left)
         length = min((each for each in ends if each > 0), default=None)
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
+        self.meter.begin()
         loaded = self._next(steps)
         totals.begin(position.step, *sizes(loaded))
         stopping, samples = False, 1  # before the first totals; samples 0: the epoch is over
@@ -146,7 +146,7 @@ class Trainer:
                 self.save()
         totals.result()  # also where the loop has just ended: no all-reduce may be left pending
         bar.close()
-        self.meter.trained_seconds += time.perf_counter() - began
+        self.meter.count_time()
         if stopping:
             stop(self)
         elif samples == 0:

@@ -32,7 +32,8 @@ class Meter:
     Attributes:
         step_seconds: that a step took, on average, at the last reading.
         losses: names of the losses, which stand first in a line.
-        trained_seconds: of this process, in epochs.
+        trained_seconds: that the steps of all attempts took; validations and saves at the end of
+            epochs are not in it.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
@@ -41,6 +42,7 @@ class Meter:
         self.steps, self.since = 0, time.perf_counter()
         self.losses: dict[str, None] = {}
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
+        self.counted = self.since  # until when trained_seconds counts
 
     def add_loss(self, label: str, loss: Tensor, weight: int) -> None:
         """Count a batch.
@@ -53,8 +55,19 @@ class Meter:
         self.losses[f"train/{label}loss"] = None
         STORE.add(f"train/{label}loss", loss, weight)
 
+    def begin(self) -> None:
+        """Count time as trained from now on."""
+        self.counted = time.perf_counter()
+
+    def count_time(self) -> None:
+        """Count the time since the last call, or since `begin`, as trained."""
+        now = time.perf_counter()
+        self.trained_seconds += now - self.counted
+        self.counted = now
+
     def count(self, samples: int, weight: int) -> None:
         """Count a step, by the samples and the weight of all ranks' batches."""
+        self.count_time()
         self.weight += weight
         self.steps += 1
         self.trained_samples += samples
@@ -63,6 +76,7 @@ class Meter:
     def skip(self, seconds: float) -> None:
         """Leave out time that was not spent on training."""
         self.since += seconds
+        self.counted += seconds
 
     def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
         """Return the means over all ranks, and this rank's own; start again from zero.
@@ -81,7 +95,7 @@ class Meter:
         return losses | rest, own | {self.rate: speed / world.size}
 
     def rates(self) -> dict[str, float]:
-        """Return the samples, and their weight, that this process trained on in a second."""
+        """Return the samples, and their weight, that all attempts trained on in a second."""
         seconds = max(self.trained_seconds, 1e-9)
         return {
             "samples_per_second": self.trained_samples / seconds,
@@ -90,13 +104,17 @@ class Meter:
 
     def state(self, world: World) -> dict[str, Any]:
         """Return on rank 0 what a resumed run must know; every rank must call this."""
-        return {"weight": self.weight, "recorded": STORE.state(world)}
+        trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
+        return {"weight": self.weight, "recorded": STORE.state(world), "trained": trained}
 
     def resume(self, state: Mapping[str, Any], world: World) -> None:
         """Go on from the `state` of an interrupted run."""
         STORE.resume(state["recorded"], world)
         # Their time was the interrupted run's.
         self.weight = self.earlier = state["weight"]
+        # Checkpoints of earlier versions lack it.
+        trained = state.get("trained", (0, 0, 0.0))
+        self.trained_samples, self.trained_weight, self.trained_seconds = trained
 
 
 class JsonLines:

@@ -2,8 +2,13 @@
 
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,30 @@ import yaml
 from ..ranks.world import World
 
 ANSWERS = Path(".copier-answers.yml")
+LONGEST_DIFF = 100_000  # characters
+# Values that are assigned to a name like api_key or "token", and have a digit.
+KEYS = r"(?i)((?:key|token|secret|password)[\"']?\s*[:=]\s*[\"']?)(?=\S*\d)[\w+/=-]{16,}"
 
 
-def collect(world: World) -> dict[str, Any]:
+def collect(world: World, without_secrets: Callable[[str], str]) -> dict[str, Any]:
     """Return what is needed to tell how a run came about, as plain values.
 
     Of the environment only Slurm's and the container's facts are taken: the rest may hold secrets.
+
+    Args:
+        world: the ranks.
+        without_secrets: applied to the changes of the code, besides the removal of keys.
     """
+    diff = without_secrets(re.sub(KEYS, r"\1<secret>", _diff() or ""))
+    if len(diff) > LONGEST_DIFF:
+        diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
     return {
         "command": sys.argv,
-        "git": {"commit": _commit(), "changes": _git("status", "--short")},
+        "git": {
+            "commit": _commit(),
+            "changes": _git("status", "--short"),
+            "diff": diff and f"{diff}\n",
+        },
         "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": _packages(),
@@ -51,10 +70,27 @@ def _commit() -> str | None:
     return os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
 
 
-def _git(*arguments: str) -> str | None:
+def _diff() -> str | None:
+    """Return the difference between the commit and the code that runs, new files in src/ too."""
+    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
+        # New files are named in a copy of git's index; the index itself stays as it is.
+        index = shutil.copy(_git("rev-parse", "--git-path", "index") or "", folder)
+        _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
+        return _git("diff", "--no-ext-diff", "--no-color", "HEAD", GIT_INDEX_FILE=index)
+    return None
+
+
+def _git(*arguments: str, **env: str) -> str | None:
     """Return what git prints, None where there is no git or no repository."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+            env={**os.environ, **env},
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return done.stdout.rstrip("\n")

@@ -143,7 +143,7 @@ class RunLock:
         number = 0
         for _ in range(50):
             self.folder.mkdir(parents=True, exist_ok=True)
-            number = max(number, _newest(self.folder))
+            number = max(number, newest(self.folder))
             path = self.folder / f"{number + 1}.json"
             try:
                 if number:
@@ -188,14 +188,15 @@ class RunLock:
 def owner_of(run: Path) -> Attempt | None:
     """Return the living training that has a run folder, None if there is none."""
     folder = run / "attempts"
-    path = folder / f"{_newest(folder)}.json"
+    path = folder / f"{newest(folder)}.json"
     with suppress(OSError):
         owner = _read(path)
         return None if _is_dead(path, owner, Attempt.mine()) else owner
     return None
 
 
-def _newest(folder: Path) -> int:
+def newest(folder: Path) -> int:
+    """Return the number of the newest attempt in `attempts/`, 0 if there is none."""
     stems = [path.stem for path in folder.glob("*.json")]
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
