@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import numpy
 import psutil
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from .conftest import clean_environment, edited, srun
 
@@ -228,6 +230,52 @@ def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
     batches = TrainBatches(stream, 1, 0, 1, seed=1, workers=1, pin=False)
     with pytest.raises(UsageError, match=r"can't get the ShardStream of data.py: .*--workers 0"):
         next(batches.epoch(0))
+
+
+def test_a_dataset_that_shared_memory_has_no_room_for_is_an_error(project: Path) -> None:
+    """The limit of a file's size is as good as a small /dev/shm."""
+    from demo.core.errors import UsageError
+    from demo.core.loading.batches import TrainBatches
+
+    batches = TrainBatches(
+        TensorDataset(torch.zeros(100_000)), 1, 0, 1, seed=1, workers=1, pin=False
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=r"unable to .*; make room in /dev/shm"):
+            next(batches.epoch(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_batch_that_a_worker_cannot_send_is_an_error(project: Path, tmp_path: Path) -> None:
+    """As where /dev/shm is full by then: the rank must not wait for it. 1 is RLIMIT_FSIZE."""
+    copy = edited(
+        project,
+        tmp_path,
+        "data.py",
+        "        chosen = torch.as_tensor(indices)\n",
+        "        if torch.utils.data.get_worker_info():\n"
+        "            __import__('resource').setrlimit(1, (2**16, 2**16))\n"
+        "        chosen = torch.as_tensor(indices)\n",
+    )
+    job = srun(copy, tmp_path / "run", 1, "--workers=1").wait()
+    assert job.codes == [1]
+    assert "error: a loading worker can't send a batch: unable to " in job.log
+    assert "error: a loading worker is gone" in job.log and "Traceback" not in job.log
+
+
+def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Path) -> None:
+    """The name of a socket has at most some hundred bytes."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    job = srun(project, tmp_path / "run", 1, "--workers=1", TMPDIR=str(long), PYTHONUNBUFFERED="1")
+    job.wait()
+    assert job.codes == [1]
+    (line,) = [line for line in job.log.splitlines() if "[rank 0]" not in line]
+    assert line.startswith("error: loading workers can't start: AF_UNIX path too long")
+    assert f"their socket is in {long}, so set TMPDIR" in line
 
 
 def _stream():  # noqa: ANN202 - its type is the project's
@@ -560,5 +608,5 @@ def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path, late: b
         time.sleep(0.5)
         server.resume()
     assert job.wait().codes[0] == 1
-    error = "error: a loading worker was killed, for its memory perhaps (DataLoader worker (pid"
+    error = "error: a loading worker is gone, killed for its memory perhaps (DataLoader worker (pid"
     assert error in job.log and "Traceback" not in job.log and "leaked" not in job.log

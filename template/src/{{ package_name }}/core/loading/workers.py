@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.queues import Queue
 from pickle import PicklingError
+from tempfile import gettempdir
 from types import TracebackType
 from typing import Any, Literal
 
@@ -51,10 +53,18 @@ def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
     """Return a loader's batches of an epoch, which its workers load from now on from a dataset.
 
     Raises:
-        UsageError: workers can't get the dataset, since it can't be pickled; later, one was killed.
+        UsageError: workers can't get the dataset, as it can't be pickled, or /dev/shm is too
+            small for it; later, one was killed.
     """
     try:
         return _loaded(iter(loader))
+    except RuntimeError as error:
+        if "</torch_" not in str(error):  # as files in /dev/shm are called
+            raise
+        raise UsageError(
+            f"loading workers can't get the dataset: {error}; make room in /dev/shm, or use "
+            "--workers 0"
+        ) from None
     except (PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"loading workers can't get the {type(dataset).__name__} of data.py: {error}; "
@@ -81,8 +91,8 @@ def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
         raise UsageError(
-            f"a loading worker was killed, for its memory perhaps ({error}): ask for more memory, "
-            "or use fewer --workers"
+            f"a loading worker is gone, killed for its memory perhaps ({error}): ask for more "
+            "memory, or use fewer --workers"
         ) from None
 
 
@@ -97,6 +107,11 @@ def _start_fork_server(module: str) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
         try:
             start()
+        except OSError as error:
+            raise UsageError(
+                f"loading workers can't start: {error}; their socket is in {gettempdir()}, so set "
+                "TMPDIR to another, short path, or use --workers 0"
+            ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -105,6 +120,8 @@ def _begin(_worker: int) -> None:
     """Let this process, a new loading worker, ignore signals, and end when its rank does."""
     ignore_signals()
     sys.excepthook = _report
+    # A batch that can't be sent is dropped by default, and its rank would wait for it.
+    Queue._on_queue_feeder_error = staticmethod(_leave_with_error)  # type: ignore[attr-defined]
     threading.Thread(target=_leave_with_rank, daemon=True).start()
 
 
@@ -115,6 +132,12 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     rank.join(1)  # its connections are closed first
     if rank.is_alive():
         sys.__excepthook__(kind, error, trace)
+
+
+def _leave_with_error(error: Exception, _batch: object) -> None:
+    line = str(error).partition("\n")[0]
+    print(f"error: a loading worker can't send a batch: {line}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _leave_with_rank() -> None:
