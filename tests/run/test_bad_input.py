@@ -68,15 +68,28 @@ def test_a_taken_port_is_said(launch: Launch, tmp_path: Path) -> None:
         env = {"MASTER_PORT": str(other.getsockname()[1]), "SLURM_STEP_NUM_TASKS": "2"}
         job = launch(1, "--timeout=5", **env)
     assert job.codes == [1]
-    assert "is MASTER_PORT taken by another program" in job.log
+    assert "is MASTER_ADDR out of reach, or its port taken?" in job.log
     assert "Traceback" not in job.log
 
 
-def test_a_rank_that_never_comes_is_said(launch: Launch) -> None:
-    job = launch(1, "--timeout=3", SLURM_STEP_NUM_TASKS="2")
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({}, "Timed out after 4 seconds waiting for clients. 1/2 clients joined."),
+        ({"SLURM_NODEID": "1"}, "The client socket has timed out after 3000ms"),
+        ({"MASTER_ADDR": "n9.invalid"}, "the name does not resolve, "),
+    ],
+)
+def test_ranks_that_never_meet_fail(
+    launch: Launch, tmp_path: Path, env: dict[str, str], reason: str
+) -> None:
+    failed = tmp_path / "failed"
+    job = launch(1, "--timeout=3", SLURM_STEP_NUM_TASKS="2", FAILURE_FILE=str(failed), **env)
     assert job.codes == [1]
-    assert "rank 0" in job.log and "can't meet the others" in job.log
+    (line,) = [line for line in job.log.splitlines() if line.startswith("error: ")]
+    assert "can't meet the others at " in line and reason in line
     assert "Traceback" not in job.log
+    assert failed.exists(), "the job would be requeued, and end there again"
 
 
 def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path) -> None:

@@ -284,6 +284,23 @@ def test_misuse_of_a_launcher_is_answered_with_a_hint(
         Ranks.from_environment(env)
 
 
+def test_each_step_has_a_port_of_its_own(project: Path) -> None:
+    """On a node that the next jobs share, too."""
+    from demo.core.ranks.environment import PORTS, rendezvous_address
+
+    steps = [(job, step) for job in range(5998, 6018) for step in range(50)]
+    ports = set()
+    for job, step in steps:
+        env = {"MASTER_ADDR": "n1", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        ports.add(int(rendezvous_address(env).removeprefix("n1:")))
+    assert len(ports) == len(steps)
+    assert ports <= set(PORTS)
+    # A batch shell's, which is no step of srun's, and one that the site has chosen.
+    job = {"MASTER_ADDR": "n1", "SLURM_JOB_ID": "12007"}
+    assert rendezvous_address({**job, "SLURM_STEP_ID": "4294967291"}) == "n1:20007"
+    assert rendezvous_address({**job, "SLURM_STEP_ID": "3", "MASTER_PORT": "7"}) == "n1:7"
+
+
 def test_a_jobs_run_folder_is_found_again(project: Path, tmp_path: Path) -> None:
     """A requeued job keeps its id; a task of an array has a folder of its own."""
     names = {

@@ -291,6 +291,27 @@ def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject, fault: s
     assert "ValueError: a fault of the program" in job.log
 
 
+@both_launchers
+def test_ranks_that_can_never_meet_end_the_job(projects: dict[str, Project], launcher: str) -> None:
+    """On each node they listen where nobody else can reach them."""
+    job = submit(projects[launcher], GLOO_SOCKET_IFNAME="lo")
+    wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
+    assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
+    assert re.search(r"error: rank . on n. can't meet the others at n1:\d+: Gloo", job.log)
+
+
+@pytest.mark.slow
+def test_a_torchrun_that_can_never_reach_the_first_node_ends_the_job(
+    make_project: MakeProject,
+) -> None:
+    project = make_project(launch_modes=["cpu"], launcher="torchrun")
+    (project.root / "slurm/site.sh").write_text("MASTER_ADDR=n9\n")
+    job = submit(project)
+    wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
+    assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
+    assert re.search(r"error: torchrun on n. can't meet the other nodes: .*\(n9, \d+\)", job.log)
+
+
 @pytest.mark.slow
 def test_a_controller_that_is_busy_when_the_job_stops(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job

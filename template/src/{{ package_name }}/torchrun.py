@@ -1,18 +1,25 @@
 """torchrun, as we need it: `python -m <package>.torchrun [torchrun's options] -m <package> train`.
 
-It differs in three ways. It passes USR1 and USR2 on to the ranks, which Slurm sends before the
-time limit, to every process of a step or to the first alone; torchrun itself would die of them.
-After TERM or INT, which it passes on, it gives the ranks time to save. And its exit code is that of
-the ranks, so that the batch script can tell 75 (stopped, run me again) from a failure.
+It differs in four ways. Where srun starts it without `--rdzv-endpoint`, the nodes meet on the
+first, at a port of the step's own. It passes USR1 and USR2 on to the ranks, which Slurm sends
+before the time limit, to every process of a step or to the first alone; torchrun itself would die
+of them. After TERM or INT, which it passes on, it gives the ranks time to save. And its exit code
+is that of the ranks, so that the batch script can tell 75 (stopped, run me again) from a failure.
 """
 
 import gc
+import os
 import signal
+import socket
 import sys
 from contextlib import suppress
 from types import FrameType
 
 import psutil
+
+from .__main__ import note_failure
+from .core.errors import LEFT, UsageError
+from .core.ranks.environment import rendezvous_address, srun_step
 
 SAVING_SECONDS = 120
 """how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
@@ -25,6 +32,11 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
             rank.send_signal(number)
 
 
+def _common(codes: set[int]) -> int:
+    """Return the exit code of the ranks, if all say the same, else 1."""
+    return next(iter(codes)) if len(codes) == 1 else 1
+
+
 def run() -> None:
     """Run torchrun with this process's arguments."""
     if hasattr(signal, "SIGUSR2"):  # not on Windows
@@ -33,10 +45,15 @@ def run() -> None:
     # Until torchrun handles it, Ctrl-C ends this process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
+        try:
+            sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")
+        except UsageError as error:
+            sys.exit(f"error: {error}")
     # Only now: the import takes a second, in which a signal may come.
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main
 
     codes: set[int] = set()
@@ -56,10 +73,17 @@ def run() -> None:
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         code = failure.exitcode
-    except (SignalException, RendezvousConnectionError):
-        # A signal, or the first node's torchrun has left, as its ranks had ended before those of
-        # this node. Ranks that all say the same are believed.
-        code = codes.pop() if len(codes) == 1 else 1
+    except SignalException as error:
+        code = _common(codes or {128 + error.sigval})
+    except RendezvousError as error:
+        # Often, the first node's torchrun has left, as its ranks had ended before those of here.
+        code = _common(codes)
+        if not codes:
+            why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
+            here = socket.gethostname()
+            print(f"error: torchrun on {here} can't meet the other nodes: {why}", file=sys.stderr)
+            if not LEFT.search(why):
+                note_failure()
     # srun sends it when the first node leaves with 75: that must stay our exit code, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.freeze()  # at its end, Python would look through all objects of torch's once more

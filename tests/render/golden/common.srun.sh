@@ -92,12 +92,11 @@ count_ranks() {
     export OMP_NUM_THREADS=$cpus
 }
 
-# Sets where the ranks meet: a port of the job's own, below those that the kernel hands out.
+# Sets where the ranks meet: on the first node, at a port that each step chooses.
 set_rendezvous() {
     [[ -n ${MASTER_ADDR:-} ]] || read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
         fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
-    MASTER_PORT=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
-    export MASTER_ADDR MASTER_PORT
+    export MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
     # Ranks that hang leave a record of their last collectives.
     export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
     export TORCH_FR_DUMP_TEMP_FILE="$PWD/logs/nccl-$SLURM_JOB_ID-rank-"
@@ -113,7 +112,7 @@ job          $SLURM_JOB_ID ($SLURM_JOB_NAME), restart ${SLURM_RESTART_COUNT:-0}$
 nodes        $SLURM_JOB_NUM_NODES ($SLURM_JOB_NODELIST)
 GPUs         $each
 world size   $world_size, with $cpus CPU cores for each rank
-master       $MASTER_ADDR:$MASTER_PORT
+master       $MASTER_ADDR
 modules      ${LOADEDMODULES:-none}
 interpreter  ${python[*]} ($version)
 commit       $(git describe --always --dirty --abbrev=12 2>/dev/null || echo none)

@@ -3,11 +3,15 @@
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+
+LEFT = re.compile("closed|reset|Broken pipe")
+"""How sockets say that the process at the other end has left."""
 
 
 class UsageError(Exception):

@@ -1,6 +1,6 @@
 """This rank, the world size, and where ranks meet, from the environment of torchrun or srun.
 
-In a batch job, slurm/common.sh chooses the address and the port, by the same rule.
+In a batch job, slurm/common.sh chooses the address, by the same rule.
 """
 
 import os
@@ -14,8 +14,10 @@ from .slurm import ask
 # 26.05 on they are shown as negative numbers.
 FIRST_SPECIAL_STEP = 4294967290
 
-# Where ranks meet: below the ports that the kernel hands out, and another one for each job.
+# Where ranks meet: below the ports that the kernel hands out, and another one for each step. The
+# stride keeps the steps of a job away from the jobs after it.
 PORTS = range(20_000, 32_000)
+STRIDE = 7417
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,14 @@ class Ranks:
             )
         return cls("none", 0, 1, 0)
 
+    def serves_store(self, env: Mapping[str, str]) -> bool:
+        """Return whether the others meet here: the first of srun's tasks on the first node.
+
+        Rank 0 may be on another node, by `--distribution` or by a topology.
+        """
+        first = self.local_rank == 0 and env.get("SLURM_NODEID", "0") == "0"
+        return self.launcher == "srun" and first  # torchrun has a store of its own
+
     def cpus(self, env: Mapping[str, str]) -> int:
         """Return how many CPUs this rank has for itself."""
         if self.launcher == "srun":
@@ -101,7 +111,8 @@ def rendezvous_address(env: MutableMapping[str, str]) -> str:
             ) from None
         env["MASTER_ADDR"] = names.split()[0]
     if "MASTER_PORT" not in env and "SLURM_JOB_ID" in env:
-        env["MASTER_PORT"] = str(PORTS[int(env["SLURM_JOB_ID"]) % len(PORTS)])
+        number = int(env["SLURM_JOB_ID"]) + STRIDE * (srun_step(env) or 0)
+        env["MASTER_PORT"] = str(PORTS[number % len(PORTS)])
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
     if missing:
         raise UsageError(f"{' and '.join(missing)} not set: start with torchrun, or export them")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..config import Settings
-from ..errors import LostRankError, UsageError
+from ..errors import LEFT, LostRankError, UsageError
 from .device import (
     choose_backend,
     choose_device,
@@ -52,7 +52,7 @@ def joined(settings: Settings) -> Iterator[World]:
     if ranks.size > 1:
         backend = choose_backend(settings.backend, device, settings.strategy)
     with lost_ranks_explained(ranks.rank, settings.timeout):
-        with leave_at_signals():
+        with leave_at_signals(), _meeting_explained(ranks):
             _meet(ranks, backend, settings.timeout)
             hostnames, control = _introduce(ranks, backend, device, settings.timeout)
         world = World(
@@ -74,20 +74,44 @@ def _meet(ranks: Ranks, backend: str | None, timeout: int) -> None:
     if not backend:
         return
     _allow_connections()
-    address = rendezvous_address(os.environ)
+    host, _, port = rendezvous_address(os.environ).rpartition(":")
     try:
-        dist.init_process_group(
-            backend,
-            init_method="env://",
-            rank=ranks.rank,
-            world_size=ranks.size,
-            timeout=timedelta(seconds=timeout),
-        )
-    except dist.DistError as error:
-        raise LostRankError(
+        socket.getaddrinfo(host, port)
+    except socket.gaierror as error:
+        if error.errno != socket.EAI_AGAIN:  # torch tries again
+            raise
+    limit = timedelta(seconds=timeout)
+    store = None
+    if ranks.launcher == "srun":
+        serves = ranks.serves_store(os.environ)
+        store = dist.TCPStore(host, int(port), ranks.size, serves, limit)
+    dist.init_process_group(
+        backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=limit
+    )
+
+
+@contextmanager
+def _meeting_explained(ranks: Ranks) -> Iterator[None]:
+    """Say in one line why ranks can't meet.
+
+    Raises:
+        UsageError: they can't. The job does not go back to the queue, as it would end there again.
+        LostRankError: another rank left meanwhile, maybe since the job was stopped.
+    """
+    try:
+        yield
+    except (RuntimeError, socket.gaierror) as error:
+        address = rendezvous_address(os.environ)
+        why, hint = str(error).partition("\n")[0], "is MASTER_ADDR out of reach, or its port taken?"
+        if "gloo" in why:
+            hint = "does GLOO_SOCKET_IFNAME name an interface between the nodes?"
+        try:
+            socket.getaddrinfo(address.rpartition(":")[0], None)
+        except OSError as unknown:
+            why, hint = f"the name does not resolve, {unknown.strerror}", "is MASTER_ADDR right?"
+        raise (LostRankError if LEFT.search(why) else UsageError)(
             f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
-            f"{str(error).splitlines()[0]} (is MASTER_PORT taken by another program, or "
-            "MASTER_ADDR out of reach?)"
+            f"{why} ({hint})"
         ) from None
 
 

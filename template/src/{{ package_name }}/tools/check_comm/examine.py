@@ -41,8 +41,9 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
     with joined(Settings.from_values({"device": "cpu", "timeout": flags.timeout})) as world:
         set_up_logging(world, all_ranks=False)
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        doing = "introducing the ranks"
+        doing, home = "introducing the ranks", 0
         try:
+            home = int(world.maximum([ranks.rank * ranks.serves_store(os.environ)])[0])
             places = world.gather(place(world, device))
             if backend != "gloo":
                 refuse_shared_gpus([(each["host"], each["gpu"]) for each in places])
@@ -59,7 +60,7 @@ def examine(flags: Flags, ranks: Ranks) -> dict[str, Any]:
                 doing = "comparing pairs"
                 pairs = compare(sizes, channel)
         except RuntimeError as error:
-            raise UsageError(explanation(doing, error, world, store, flags.timeout)) from None
+            raise UsageError(explanation(doing, error, world, store, home, flags.timeout)) from None
     report = {"backend": backend, "ranks": places, "faults": faults, "speed": speed}
     return {**report, "pairs": pairs} if flags.pairs else report
 

@@ -11,13 +11,13 @@ from .channel import within
 
 
 def explanation(
-    doing: str, error: RuntimeError, world: World, store: dist.TCPStore, timeout: int
+    doing: str, error: RuntimeError, world: World, store: dist.TCPStore, home: int, timeout: int
 ) -> str:
     """Find out who is missing after an error; return one line about it."""
     here = f"rank {world.rank} on {socket.gethostname()}"
     # Gloo begins with a place in its source, and ends with advice.
     reason = re.sub(r"^\[\S+\] |\. This is typically.*", "", str(error).splitlines()[0])
-    gone = absent(world, store, timeout)
+    gone = absent(world, store, home, timeout)
     if gone:
         names = ", ".join(f"rank {rank} on {world.hostnames[rank]}" for rank in gone)
         return (
@@ -30,12 +30,12 @@ def explanation(
     )
 
 
-def absent(world: World, store: dist.TCPStore, timeout: int) -> list[int]:
+def absent(world: World, store: dist.TCPStore, home: int, timeout: int) -> list[int]:
     """Call the roll; return the ranks that do not answer.
 
     Every rank that is alive comes here, but maybe later than this one: when its own operation has
     taken too long. So each waits that long for the others. The store is the one through which
-    torch connects ranks. It lives in rank 0, or in torchrun.
+    torch connects ranks. It lives in the rank `home`, or in torchrun.
     """
     present: set[int] = set()
     limit = timeout + 5
@@ -47,12 +47,12 @@ def absent(world: World, store: dist.TCPStore, timeout: int) -> list[int]:
             time.sleep(0.5)
             rest = set(range(world.size)) - present
             present.update(rank for rank in rest if store.check([f"check-comm/{rank}"]))
-        if world.is_main:
+        if world.rank == home:
             time.sleep(2)  # the others, too, must be able to read the roll to its end
 
     try:
         within(limit + 5, call_the_roll)
     except RuntimeError:
         if not present:
-            return [0]
+            return [home]
     return sorted(set(range(world.size)) - present)

@@ -40,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
         ranks, misuse = Ranks.from_environment(os.environ), None
     except UsageError as error:
         ranks, misuse = Ranks("none", 0, 1, 0), str(error)
+    if ranks.size == int(os.environ.get("SLURM_STEP_NUM_NODES", 0)):
+        # The others look for the first process on the first node, where rank 0 need not be.
+        ranks = dataclasses.replace(ranks, rank=int(os.environ["SLURM_NODEID"]))
     found = []
     if misuse:
         found.append(Finding("warning", "launcher", f"only this process is checked: {misuse}"))
