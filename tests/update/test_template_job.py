@@ -18,7 +18,7 @@ from typing import ClassVar
 import pages
 import pytest
 import yaml
-from histories import commit, contents, git, render, replace
+from histories import IDENTITY, commit, contents, git, render, replace
 from packaging.requirements import Requirement
 from renderer import QUESTIONNAIRE, copy_template
 
@@ -89,7 +89,6 @@ class Site:
             "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "GH_RECORD": str(self.record),
             "CI_PROJECT_URL": URL,
-            "TEMPLATE_TOKEN": "",
         }
 
     def release(self, tag: str) -> None:
@@ -107,14 +106,19 @@ class Site:
     def run(self, *, propose: bool = False, **environment: str) -> tuple[int, str]:
         """Run the jobs' commands; return the exit code and what they say, checked for traces."""
         before, said, bundle = self.state(), "", self.record.with_name("update.bundle")
+        artifact = bundle.parent / "update" / bundle.name  # where GitHub's second job has it
         seen = Path(f"{self.record}.seen")
-        bundle.unlink(missing_ok=True)
+        for path in (bundle, artifact):
+            path.unlink(missing_ok=True)
         for command, token in jobs(self.project, propose=propose):
             if "pip" in command.partition("copier")[0]:
-                assert not token or "env -u TEMPLATE_TOKEN" in command
+                assert TOKEN not in token.values()
                 continue
+            if bundle.exists():
+                artifact.parent.mkdir(exist_ok=True)
+                shutil.copy(bundle, artifact)
             done = subprocess.run(
-                ["bash", "-ec", command.replace("/tmp/update.bundle", str(bundle))],
+                ["bash", "-ec", command.replace(" update.bundle", f" {bundle}")],
                 cwd=self.project,
                 env=self.environment | {"RUNNER_TEMP": str(bundle.parent)} | token | environment,
                 capture_output=True,
@@ -151,9 +155,20 @@ class Site:
 def jobs(project: Path, *, propose: bool) -> list[tuple[str, dict[str, str]]]:
     """Return the commands of the CI jobs, each with the variables in which it has the token."""
     if (project / ".gitlab-ci.yml").exists():
-        template = yaml.safe_load((project / ".gitlab-ci.yml").read_text())["template"]
-        token = {"TEMPLATE_TOKEN": TOKEN} if propose else {}
-        return [(line, token) for line in [*template["before_script"], *template["script"]]]
+        pipeline = yaml.safe_load((project / ".gitlab-ci.yml").read_text())
+        chosen = [
+            pipeline[name] for name in (("template", "propose") if propose else ("template",))
+        ]
+        asked = {"TEMPLATE_MERGE_REQUESTS": "true"} if propose else {}
+        # GitLab gives the token to the jobs of its environment only.
+        scoped = [
+            asked | ({"TEMPLATE_TOKEN": TOKEN} if "environment" in each else {}) for each in chosen
+        ]
+        return [
+            (line, token)
+            for each, token in zip(chosen, scoped, strict=True)
+            for line in each["script"]
+        ]
     workflow = yaml.safe_load((project / ".github/workflows/template.yml").read_text())
     chosen = [workflow["jobs"][name] for name in (("prepare", "propose") if propose else ("tell",))]
     assert not any("env" in each for each in (workflow, *chosen)), (
@@ -365,6 +380,25 @@ def test_a_refused_request_is_tried_again(site: Site) -> None:
     warning.unlink()
     assert site.run(propose=True)[0] == 0
     assert "# v2.0.0" in site.proposed(".gitignore")
+
+
+@both
+def test_what_ci_runs_is_not_pushed(site: Site) -> None:
+    """A Copier that is compromised writes what it likes, but without the token."""
+    copier = site.record.with_name("programs") / "copier"
+    path = {"github": ".github/workflows/theirs.yml", "gitlab": ".gitlab-ci.yml"}[site.ci]
+    theirs = f"[[ $1 != update ]] || echo '# theirs' >>{path}\n"
+    honest = copier.read_text()
+    copier.write_text(f"{honest.replace('exec ', '')}{theirs}")
+    site.release("v2.0.0")
+    code, said = site.run(propose=True)
+    assert code == 1 and f"the update to v2.0.0 changes {path}, which CI would run" in said, said
+    # An earlier commit of the bundle would be pushed too.
+    theirs += "[[ $1 != update ]] || { git add --all && git commit --quiet --message Theirs; }\n"
+    copier.write_text(honest.replace("exec ", f"{theirs}exec "))
+    code, said = site.run(propose=True, **IDENTITY)
+    assert code == 1 and "is not one commit on top of the commit here" in said, said
+    assert git(site.origin, "branch", "--list").split() == ["*", "main"] and not site.requests()
 
 
 def test_a_shallow_clone_is_enough(site: Site, tmp_path: Path) -> None:
