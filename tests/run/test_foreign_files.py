@@ -1,17 +1,21 @@
-"""No file from elsewhere runs code, whatever is in it.
+"""No file from elsewhere runs code, hangs a command or carries a secret away, whatever is in it.
 
 Pickles of every kind of call are put in the place of each file that `train --resume`, `runs`,
 `plot`, `sync` and `sweep` open. A call that is made leaves a file behind.
+The second half puts pipes, links, and what unpacks to far too much there.
 """
 
 import io
 import json
+import os
 import pickle
+import shutil
+import signal
 import struct
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +23,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from .conftest import spawn, srun
 
 MARK = "a-call-was-made"
 # What code would be run by: of Python, of a file that lies beside, by way of an allowed module.
@@ -204,3 +210,289 @@ def test_no_pickle_runs_code(
 def test_no_tag_of_yaml_runs_code(project: Path, beside: Path, tag: str) -> None:
     as_run(beside, f"lr: !!python/{tag} [touch {MARK}]\n".encode())
     assert not (beside / MARK).exists() and "beside" not in sys.modules
+
+
+STEP = "checkpoints/step-00000001.pt"
+PICTURE = "figures/test-predictions-00000001.png"
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one step."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert srun(project, folder, 1, "--max-steps=1").wait().codes == [0]
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of it; who waits for a pipe is interrupted."""
+    from demo.core.checkpoint import store
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    monkeypatch.setattr(store, "WAITS", ())
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(60)
+    yield shutil.copytree(trained, tmp_path / "run")
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def a_pipe(path: Path, _secret: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def a_link(path: Path, secret: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(secret)
+
+
+def a_hard_link(path: Path, secret: Path) -> None:
+    if os.geteuid():
+        pytest.skip("the folder must be of another user")
+    path.unlink(missing_ok=True)
+    os.link(secret, path)
+    os.chown(path.parent, NOBODY, NOBODY)
+
+
+def empty_but_long(path: Path) -> None:
+    """Write more than a memory holds, of which a disk stores nothing."""
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        file.truncate(2**34)
+
+
+def as_source(run: Path) -> None:
+    from demo.inference import load
+
+    load(run)
+
+
+def as_weights(run: Path) -> None:
+    from demo.core.checkpoint import restore
+
+    restore.weights(run)
+
+
+def as_resumed(run: Path) -> None:
+    from demo.core.checkpoint import restore
+
+    for path in restore.candidates(str(run), run.with_name("other")):
+        restore.load(path)
+
+
+def as_synced(run: Path) -> None:
+    from demo.tools import sync
+
+    sync.sync(run, ["tensorboard"])
+
+
+def as_own(run: Path) -> None:
+    from demo.core.output.metrics import JsonLines
+    from demo.core.output.run_lock import RunLock
+
+    lock = RunLock(run)
+    try:
+        lock.acquire()
+        JsonLines(run / "metrics.jsonl", 1)
+        open_log(run)
+    finally:
+        lock.release()
+
+
+def open_log(run: Path) -> None:
+    from demo.core.filesystem import open_regular
+
+    open_regular(run / "log.txt", "a").close()
+
+
+READ = {
+    "config.yaml": (as_synced,),
+    "checkpoints/best": (as_source, as_weights, as_synced),
+    STEP: (as_source, as_weights, as_resumed),
+    "provenance.json": (as_synced,),
+    "status.json": (as_synced,),
+    "trackers.json": (as_synced,),
+    "log.txt": (as_synced, open_log),
+    "metrics.jsonl": (as_synced, as_own),
+    "attempts/1.json": (as_own,),
+}
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_link, a_hard_link])
+@pytest.mark.parametrize("name", READ)
+def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
+    run: Path, beside: Path, name: str, spoil: Callable[[Path, Path], None]
+) -> None:
+    from demo.core.errors import UsageError
+    from demo.tools import runs
+    from demo.tools.plot import curves
+
+    (beside / "secret").write_text("hunter2\n")
+    spoil(run / name, beside / "secret")
+    for read in READ[name]:
+        with pytest.raises(
+            (UsageError, OSError), match=r"it is (a link|no regular file|a hard link to)"
+        ):
+            read(run)
+    assert b"hunter2" not in b"".join(path.read_bytes() for path in run.glob("tensorboard/*"))
+    (survey,) = runs.survey([run], time.time())
+    assert "hunter2" not in str((survey, curves.read_settings(run)))
+
+
+@pytest.mark.parametrize("name", [name for name in READ if name != STEP])
+def test_a_file_of_any_size_is_not_read_into_memory(run: Path, name: str) -> None:
+    from demo.core.errors import UsageError
+
+    empty_but_long(run / name)
+    for read in READ[name]:
+        if name != "log.txt":  # of which the end is taken
+            with pytest.raises((UsageError, OSError), match=r"it has more than \d+ bytes"):
+                read(run)
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_link, "a folder", "large"])
+def test_a_picture_is_one_of_the_run(
+    run: Path,
+    beside: Path,
+    spoil: Callable[[Path, Path], None] | str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from demo.tools import sync
+
+    shown: list[str] = []
+
+    class Kept:
+        def log_image(self, name: str, image: object, step: int) -> None:
+            shown.append(name)
+
+    names = sorted(path.name for path in (run / "figures").glob("*.png"))
+    sync.show_figures(Kept(), run / "figures")
+    assert len(shown) == len(names) and Path(PICTURE).name in names
+    shutil.copytree(run / "figures", beside / "mine")
+    if spoil == "a folder":
+        shutil.rmtree(run / "figures")
+        (run / "figures").symlink_to(beside / "mine")
+    elif spoil == "large":
+        monkeypatch.setattr(sync, "MOST_PIXELS", 100)
+    elif callable(spoil):
+        spoil(run / PICTURE, beside / "mine" / Path(PICTURE).name)
+    shown.clear()
+    sync.show_figures(Kept(), run / "figures")
+    assert "test/predictions" not in shown
+
+
+def levels_of(alias: str) -> str:
+    """Return YAML of 12 levels, each with ten times what the level before has."""
+    lines = ["- &a0 [x, x]"]
+    lines += [f"- &a{n} {alias.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 13)]
+    return "tags:\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        levels_of("[{}]"),
+        levels_of("{{!!merge <<: [{}]}}").replace("[x, x]", "{x: 1}"),
+        "tags: &a [*a]",
+        "tags:\n" + "- a\n" * 20_000,
+    ],
+)
+def test_aliases_of_aliases_and_long_lists(run: Path, text: str) -> None:
+    from demo.core.errors import UsageError
+    from demo.settings import Settings
+    from demo.tools.plot.curves import read_settings
+
+    (run / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match="is not YAML: it has more than 10000 values"):
+        Settings.from_yaml(run / "config.yaml")
+    assert read_settings(run) == {}
+
+
+def test_an_alias_stands_for_its_value(run: Path) -> None:
+    from demo.settings import Settings
+
+    (run / "config.yaml").write_text("tags: &words [a, b]\nfreeze: *words\n")
+    assert Settings.from_yaml(run / "config.yaml").freeze == ("a", "b")
+
+
+@pytest.mark.parametrize("name", [STEP, "weights.pt"])
+def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) -> None:
+    from demo.core.checkpoint import restore
+    from demo.core.errors import UsageError
+
+    with zipfile.ZipFile(run / name, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("archive/data.pkl", bytes(2**24))
+    message = r"16777216 bytes in an archive of \d+"
+    if name == STEP:
+        with pytest.raises(UsageError, match=message):
+            as_source(run)
+    with pytest.raises(UsageError, match=message):
+        restore.weights(run / name)
+    with pytest.raises(UsageError, match=message):
+        restore.load(run / name)
+
+
+def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
+    from demo.core.errors import UsageError
+
+    state = torch.load(run / STEP, weights_only=True)
+    state["more"] = []
+    for _ in range(40):
+        state["more"] = [state["more"], state["more"]]
+    torch.save(state, run / STEP)
+    for read in (as_source, as_weights, as_resumed):
+        with pytest.raises(UsageError, match="it has more than 1000000 values"):
+            read(run)
+
+
+def test_workers_of_another_machine(run: Path) -> None:
+    from demo.core.ranks.environment import bound_cpus
+    from demo.inference import for_use
+
+    state = torch.load(run / STEP, weights_only=True)
+    state["settings"]["workers"] = 60
+    torch.save(state, run / STEP)
+    assert for_use(run / STEP, "cpu", None).workers == min(60, bound_cpus())
+
+
+@pytest.mark.skipif(os.geteuid(), reason="the link must be of another user")
+def test_a_run_does_not_write_through_a_link_of_another_user(run: Path, beside: Path) -> None:
+    from demo.core.errors import UsageError
+
+    (beside / "mine").mkdir()
+    (beside / "mine/left.tmp").touch()
+    (run / "results").symlink_to(beside / "mine")
+    as_own(run)  # our own
+    (run / "results").rename(run / "checkpoints.old")
+    shutil.rmtree(run / "figures")
+    (run / "figures").symlink_to(beside / "mine")
+    os.lchown(run / "figures", NOBODY, NOBODY)
+    with pytest.raises(UsageError, match="figures is another user's link"):
+        as_own(run)
+    assert (beside / "mine/left.tmp").exists()
+
+
+def test_the_weights_of_another_program_may_be_a_link(run: Path, beside: Path) -> None:
+    """As they are in a cache of downloads."""
+    from demo.core.checkpoint import restore
+
+    torch.save({"weight": torch.ones(2)}, beside / "blob")
+    (beside / "weights.pt").symlink_to(beside / "blob")
+    assert restore.weights(beside / "weights.pt")[1]["network"]["weight"].sum() == 2
+
+
+@pytest.mark.parametrize("words", [["sync", "--trackers=tensorboard"], ["predict"], ["export"]])
+def test_a_command_refuses_it_in_one_line(
+    project: Path, run: Path, beside: Path, words: list[str]
+) -> None:
+    name = "log.txt" if words[0] == "sync" else STEP
+    (beside / "secret").write_text("hunter2\n")
+    a_link(run / name, beside / "secret")
+    job = spawn(project, beside / "out", [["demo", words[0], str(run), *words[1:]]], [{}]).wait()
+    assert job.codes == [1] and "it is a link" in job.log and job.log.count("\n") == 1, job.log
+    assert not list(run.glob("tensorboard/*"))

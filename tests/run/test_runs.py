@@ -246,8 +246,8 @@ def test_files_of_other_kinds_end_no_list(
     assert runs.main([str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     for name, said in (
-        ("piped", "status.json can't be read: it is no file"),
-        ("folder", "metrics.jsonl can't be read: it is no file"),
+        ("piped", "status.json can't be read: it is no regular file"),
+        ("folder", "metrics.jsonl can't be read: it is no regular file"),
         ("huge", "running"),
         ("job", "running"),
         ("good", "running"),

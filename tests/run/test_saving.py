@@ -119,12 +119,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let files be read from a failing disk; return how long has been waited each time."""
     waits: list[float] = []
     monkeypatch.setattr("demo.core.checkpoint.store.time.sleep", waits.append)
-    ordinary = Path.open
 
-    def opened(path: Path, mode: str) -> IO[bytes]:
-        return io.BufferedReader(Failing(path)) if mode == "rb" else ordinary(path, mode)
+    def opened(path: Path) -> IO[bytes]:
+        return io.BufferedReader(Failing(path))
 
-    monkeypatch.setattr("demo.core.checkpoint.store.Path.open", opened)
+    for module in ("restore", "store"):
+        monkeypatch.setattr(f"demo.core.checkpoint.{module}.open_regular", opened)
     return waits
 
 

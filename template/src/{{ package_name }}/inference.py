@@ -18,6 +18,7 @@ from .core.checkpoint.store import Checkpoints
 from .core.errors import UsageError
 from .core.loading.batches import evaluation_batches
 from .core.ranks.device import autocast
+from .core.ranks.environment import bound_cpus
 from .learner import Learner, model_class
 from .settings import Settings
 
@@ -122,7 +123,9 @@ def settings_of(path: Path) -> Settings:
 def for_use(path: Path, device: str, data_dir: str | None) -> Settings:
     """Return the settings of a checkpoint for another place than that of the training."""
     settings = settings_of(path)
+    workers = settings.workers
     own: dict[str, Any] = {
+        "workers": workers if workers == "auto" else min(workers, bound_cpus()),
         "device": device,
         "backend": "auto",
         "world_size": None,

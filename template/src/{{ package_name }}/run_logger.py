@@ -19,7 +19,7 @@ from tqdm import tqdm
 from .core.checkpoint.store import Checkpoints
 from .core.config import Settings
 from .core.errors import PrintableFormatter, UsageError
-from .core.filesystem import open_no_link, set_aside, sync_names, write_atomically
+from .core.filesystem import open_regular, read_bytes, set_aside, sync_names, write_atomically
 from .core.output import provenance
 from .core.output.metrics import JsonLines
 from .core.output.run_lock import newest
@@ -29,7 +29,7 @@ from .core.ranks.environment import srun_step
 from .core.ranks.world import World
 from .core.training.checkpointing import Checkpointing
 from .tracking import Run
-from .tracking.dispatch import Trackers, without_secrets
+from .tracking.dispatch import Trackers, known_ids, without_secrets
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,6 +133,7 @@ class RunLogger:
             self._write("provenance.json", json.dumps(facts, indent=2))
             self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step, lines)
             self.log = log_to(self.folder / "log.txt")
+            known_ids(self.folder, 0)  # fails here, if it can't be read
         except OSError as error:
             raise UsageError(
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
@@ -275,8 +276,7 @@ class RunLogger:
             if best := self.checkpointing.checkpoints.best():
                 self.trackers.log("checkpoint", best.absolute(), step)
             with suppress(OSError):
-                text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-                self.trackers.log("text", "log", text, step)
+                self.trackers.log("text", "log", log_of(self.folder), step)
             self.status.end(status, error, step)
         self.trackers.finish(status, error)
         if self.active:
@@ -315,15 +315,24 @@ def log_to(path: Path) -> logging.Handler:
     """Append what is logged to a file, too, and what was logged before; a full disk loses some.
 
     Raises:
-        OSError: it can't be written, or is a link, which another user may have put there.
+        OSError: it can't be written, as `open_regular` says.
     """
-    file = logging.StreamHandler(open_no_link(path))
+    file = logging.StreamHandler(open_regular(path, "a"))
     file.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
     file.handleError = lambda record: None  # type: ignore[method-assign]
     (memory,) = (each for each in logging.getLogger().handlers if isinstance(each, MemoryHandler))
     memory.setTarget(file)
     memory.flush()
     return memory
+
+
+def log_of(folder: Path) -> str:
+    """Return what is in log.txt; of a very long one, the end.
+
+    Raises:
+        OSError: it can't be read, as `open_regular` says.
+    """
+    return read_bytes(folder / "log.txt", 2**22, last=True).decode(errors="replace")
 
 
 def quiet(name: str) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -13,7 +14,7 @@ import yaml
 from annotated_types import Ge, Gt, Lt
 
 from .errors import UsageError
-from .filesystem import full_path, refuse_pipes
+from .filesystem import full_path, read_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,12 +64,27 @@ class _YamlLoader(yaml.SafeLoader):
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - without those of SafeLoader
+    most = 10_000  # values, those that aliases stand for counted again
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text)
+        self.count, self.counts = 0, dict[yaml.Node, int]()
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:  # noqa: ANN401
+        """Return the next node. Nested aliases expand to any number of values: count them."""
+        before, alias = self.count, self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        self.count += self.counts.get(node, self.most) if alias else 1
+        self.counts.setdefault(node, self.count - before)
+        if self.count > self.most:
+            raise ValueError(f"it has more than {self.most} values")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the values by name; a name may not come twice."""
         values = super().construct_mapping(node, deep)
         names = [key.value for key, _ in node.value]
-        if twice := [name for name in names if names.count(name) > 1]:
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"it has '{twice[0]}' twice: leave one of the lines")
         return values
 
@@ -84,16 +100,20 @@ for _tag, _pattern in (
     )
 
 
-def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever it is
+def read_yaml(path: Path, links: bool = False) -> Any:  # noqa: ANN401 - whatever it is
     """Return what a YAML file of a user or of a run holds.
+
+    Args:
+        path: the file.
+        links: whether it may be a link, as no file of a run folder may.
 
     Raises:
         OSError: it can't be read.
         ValueError: it is not YAML.
     """
-    refuse_pipes(path)
+    content = read_bytes(path.resolve() if links else path, 2**20)
     try:
-        return _YamlLoader(path.read_text(encoding="utf-8")).get_single_data()
+        return _YamlLoader(content).get_single_data()
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
 
@@ -258,7 +278,9 @@ class Settings:
             _ConfigFlag, args=list(argv), return_unknown_args=True, add_help=False
         )
         path = with_full_paths(flag).config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
-        defaults = dataclasses.replace(cls.from_yaml(path) if path else cls(), config=path)
+        defaults = dataclasses.replace(
+            cls.from_yaml(path, links=True) if path else cls(), config=path
+        )
         settings = tyro.cli(
             cls,
             args=rest,
@@ -270,16 +292,19 @@ class Settings:
         return with_full_paths(cls.from_values(settings.as_dict()))
 
     @classmethod
-    def from_yaml(cls, path: Path) -> "Self":
+    def from_yaml(cls, path: Path, links: bool = False) -> "Self":
         """Return the settings of a YAML file, with defaults for what it leaves out.
+
+        Args:
+            path, links: as `read_yaml` takes them.
 
         Raises:
             UsageError: the file can't be read, or a key or a value in it is wrong.
         """
         try:
-            values = read_yaml(path) or {}
+            values = read_yaml(path, links) or {}
         except OSError as error:
-            raise UsageError(f"can't read the settings in {path}: {error}") from None
+            raise UsageError(f"can't read the settings in {path}: {error.strerror}") from None
         except ValueError as error:
             raise UsageError(f"{path} is not YAML: {error}") from None
         if not isinstance(values, dict):

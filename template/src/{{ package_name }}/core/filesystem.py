@@ -5,14 +5,18 @@ import json
 import os
 import re
 import secrets
+import stat
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO
 
 from .errors import UsageError
+
+MOST_BYTES = 2**24  # that are read of a file in a run folder
+MOST_METRICS = 2**30  # that are read of metrics.jsonl
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
@@ -38,17 +42,56 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
     sync_names(path.parent)
 
 
-def open_no_link(path: Path) -> TextIO:
-    """Open a text file to append to it; a link is refused, as it may lead to anybody's file.
+def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
+    """Open a file of a run folder, which another user may have made.
+
+    A link may lead to a secret of the caller, and opening a pipe waits for its other end.
 
     Raises:
-        OSError: it can't be opened, or is a link.
+        OSError: it can't be opened, is a link or a pipe, or a hard link to another user's file.
     """
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        without_waiting = getattr(os, "O_NONBLOCK", 0)
+        try:
+            flags |= getattr(os, "O_NOFOLLOW", 0) | without_waiting
+            number = os.open(name, flags, 0o666)
+        except OSError as error:
+            known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file"}
+            reason = known.get(error.errno or 0, error.strerror)
+            raise OSError(error.errno, reason, name) from None
+        facts = os.fstat(number)
+        reason = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
+        if facts.st_nlink > 1 and facts.st_uid != path.parent.stat().st_uid:
+            reason = "it is a hard link to another user's file"
+        if reason:
+            os.close(number)
+            raise OSError(errno.EPERM, reason, name)
+        if without_waiting:  # on Lustre, a read without waiting may fail
+            os.set_blocking(number, True)
+        return number
 
-    return open(path, "a", encoding="utf-8", opener=opener)
+    return open(path, mode, buffering, None if "b" in mode else "utf-8", opener=opener)
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:
+    """Return what a file of a run folder holds.
+
+    Args:
+        path: the file, which another user may have written.
+        most: how many bytes are read.
+        last: of a longer file, return its last bytes.
+
+    Raises:
+        OSError: it can't be read, is no regular file, or is longer.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if last:
+            file.seek(max(size - most, 0))
+        elif size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+        return file.read(most)
 
 
 def set_aside(paths: Sequence[Path], folder: Path) -> Path:
@@ -75,16 +118,15 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
     """Return the JSON object that a file holds.
 
     Args:
-        path: the file, which another user may have written.
+        path: the file.
         kinds: the types of values, by name; any of them may be missing.
 
     Raises:
         OSError: it can't be read.
         ValueError: it is no JSON object, or a value is of another type or out of range.
     """
-    refuse_pipes(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_bytes(path))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(values, dict):
@@ -111,28 +153,20 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
     Raises:
         OSError: it can't be read.
     """
+    try:
+        content = read_bytes(path, last_bytes or MOST_METRICS, last=last_bytes is not None)
+    except FileNotFoundError:
+        return []
     lines = []
-    if path.exists():
-        refuse_pipes(path)
-        with path.open("rb") as file:
-            if last_bytes is not None:
-                file.seek(max(path.stat().st_size - last_bytes, 0))
-            text = file.read().decode(errors="replace")
-        for line in text.splitlines():
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            step = values.get("step") if isinstance(values, dict) else None
-            if isinstance(step, int) and in_range(step):
-                lines.append(values)
+    for line in content.decode(errors="replace").splitlines():
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        step = values.get("step") if isinstance(values, dict) else None
+        if isinstance(step, int) and in_range(step):
+            lines.append(values)
     return lines
-
-
-def refuse_pipes(path: Path) -> None:
-    """Refuse what is no file: to read a pipe would be to wait for its writer."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file")
 
 
 def full_path(name: str, path: str) -> str:
@@ -155,8 +189,18 @@ def full_path(name: str, path: str) -> str:
 
 def archive_fault(archive: zipfile.ZipFile) -> str | None:
     """Return what is wrong with an archive that torch wrote, None if nothing."""
+    if fault := size_fault(archive):
+        return fault
     if damaged := archive.testzip():
         return f"checksum of {damaged}"
     # torch takes what has this bit for a folder, and leaves a tensor's memory as it happens to be.
     folders = [each.filename for each in archive.infolist() if each.external_attr & 0x10]
     return f"header of {folders[0]}" if folders else None
+
+
+def size_fault(archive: zipfile.ZipFile, times: int = 1) -> str | None:
+    """Return what is wrong with an archive that unpacks to many times its size, None if nothing."""
+    assert archive.fp
+    size = archive.fp.seek(0, os.SEEK_END)
+    unpacked = sum(each.file_size for each in archive.infolist())
+    return f"{unpacked} bytes in an archive of {size}" if unpacked > times * size else None

@@ -50,6 +50,19 @@ def split(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
         yield map_tensors(itemgetter(number), value)
 
 
+def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN401
+    """Return the number of values in nested dictionaries, lists and tuples.
+
+    One that is at several places counts at each of them.
+    """
+    known = {} if known is None else known
+    if id(value) not in known:
+        parts = value.values() if isinstance(value, dict) else value
+        inside = parts if isinstance(value, dict | list | tuple) else ()
+        known[id(value)] = 1 + sum(count(each, known) for each in inside)
+    return known[id(value)]
+
+
 def plain(value: Any) -> Any:  # noqa: ANN401
     """Return a nesting as JSON has it: tensors as numbers or lists of numbers."""
     return map_tensors(Tensor.tolist, value)

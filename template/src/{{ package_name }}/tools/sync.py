@@ -9,6 +9,7 @@ sent again.
 import dataclasses
 import json
 import logging
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import tyro
 
 from ..core.config import read_flags
 from ..core.errors import UsageError
-from ..core.filesystem import read_lines, read_object, write_atomically
+from ..core.filesystem import open_regular, read_lines, read_object, write_atomically
 from ..core.output.run_lock import owner_of
 from ..core.output.status import KINDS
 from ..settings import Settings
@@ -27,6 +28,8 @@ from . import program
 from .runs import find_runs
 
 log = logging.getLogger(__name__)
+
+MOST_PIXELS = 2**25  # of a figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: a folder holds no run, or a tracker is unknown.
     """
     flags = read_flags(Flags, argv, program("sync"))
+    select(flags.trackers)
     directories = find_runs(flags.runs)
     if not directories:
         named = " ".join(map(str, flags.runs))
@@ -66,12 +70,15 @@ def _sync_one(directory: Path, names: Sequence[str]) -> int:
         return sync(directory, names)
     except OSError as error:
         log.error("can't read %s: %s", error.filename or directory, error.strerror)
-        return 1
+    except UsageError as error:
+        log.error("%s", error)
+    return 1
 
 
 def sync(directory: Path, names: Sequence[str]) -> int:
     """Send what trackers lack of one run; return 1 if one of them failed."""
-    from ..run_logger import described
+    from ..core.checkpoint.store import Checkpoints
+    from ..run_logger import described, log_of
     from ..tracking.dispatch import known_ids, note_id, without_secrets
 
     settings = dataclasses.replace(
@@ -86,6 +93,7 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     if status == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
     lines = read_lines(directory / "metrics.jsonl")
+    text, best = log_of(directory), Checkpoints(directory / "checkpoints").best()
     last = max((line["step"] for line in lines), default=0)
     failures = 0
     chosen = select(names or settings.trackers)
@@ -108,7 +116,10 @@ def sync(directory: Path, names: Sequence[str]) -> int:
             backend = module.Tracker(run)
             note_id(directory, 0, name, backend.run_id)
             count = fill(backend, run.run_id is not None, lines)
-            complete(backend, directory, last)
+            show_figures(backend, directory / "figures")
+            backend.log_text("log", text, last)
+            if best:
+                backend.log_checkpoint(best, last)
             # Of a run that was killed nobody knows better.
             backend.finish("failed" if status == "running" else status, state.get("error"))
             log.info("%s: %s lacked %d numbers, and has it all now", directory, name, count)
@@ -128,10 +139,14 @@ def sync(directory: Path, names: Sequence[str]) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what a file holds, nothing if it is not there or damaged."""
+    """Return what a file holds, nothing if it is not there or damaged.
+
+    Raises:
+        OSError: it can't be read.
+    """
     try:
         return read_object(path, KINDS if path.name == "status.json" else {})
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return {}
 
 
@@ -152,22 +167,22 @@ def fill(backend: Backend, known: bool, lines: Sequence[dict[str, Any]]) -> int:
     return count
 
 
-def complete(backend: Backend, directory: Path, step: int) -> None:
-    """Log what a run ends with: figures, the log, the best checkpoint."""
-    import matplotlib.image
+def show_figures(backend: Backend, folder: Path) -> None:
+    """Log the pictures of a run; what is none is left out."""
     import numpy as np
+    from PIL import Image
 
-    from ..core.checkpoint.store import Checkpoints
-
-    for path in sorted((directory / "figures").glob("*.png")):
+    if folder.is_symlink():
+        log.warning("%s is left out: it is a link", folder)
+        return
+    for path in sorted(folder.glob("*.png")):
         if found := re.fullmatch(r"(\w+)-(\w+)-(\d+)", path.stem):
             try:
-                image = (matplotlib.image.imread(path)[..., :3] * 255).astype(np.uint8)
-            except (SyntaxError, ValueError, OSError):
-                log.warning("%s is damaged, and left out", path)
+                with open_regular(path) as file, Image.open(file, formats=["PNG"]) as picture:
+                    if math.prod(picture.size) > MOST_PIXELS:
+                        raise ValueError("too large")
+                    image = np.asarray(picture.convert("RGB"))
+            except (SyntaxError, ValueError, OSError, Image.DecompressionBombError) as error:
+                log.warning("%s is left out: %s", path, error)
                 continue
             backend.log_image(f"{found[1]}/{found[2]}", image, int(found[3]))
-    text = (directory / "log.txt").read_text(encoding="utf-8", errors="replace")
-    backend.log_text("log", text, step)
-    if best := Checkpoints(directory / "checkpoints").best():
-        backend.log_checkpoint(best, step)

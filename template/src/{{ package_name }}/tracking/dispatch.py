@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.filesystem import read_lines, write_atomically
+from ..core.filesystem import open_regular, read_lines, read_object, write_atomically
 from ..core.output.status import Status
 from ..core.ranks.signals import StopRequest
 from . import Backend, Run, load, set_variables
@@ -114,10 +114,9 @@ def left_behind() -> bool:
 def known_ids(directory: Path, rank: int) -> dict[str, str]:
     """Return the ids that trackers gave to a rank's run, by tracker."""
     try:
-        ids = json.loads(_file_of_ids(directory, rank).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        return read_object(_file_of_ids(directory, rank), {})
+    except (FileNotFoundError, ValueError):
         return {}
-    return ids if isinstance(ids, dict) else {}
 
 
 def _wait_for_id(directory: Path, tracker: str) -> str | None:
@@ -232,7 +231,7 @@ class _Thread(threading.Thread):
                     without_secrets(f"{type(error).__name__}: {error}").splitlines()[0],
                     self._later(),
                 )
-                with suppress(OSError), self._errors.open("a", encoding="utf-8") as file:
+                with suppress(OSError), open_regular(self._errors, "a") as file:
                     file.write(without_secrets("".join(traceback.format_exception(error))) + "\n")
         if self.flushing:
             self.flushing.set()

@@ -19,6 +19,7 @@ from mlflow import MlflowClient, MlflowException
 from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+from ..core.filesystem import open_regular
 from ..core.nested import length, map_tensors
 from ..core.output.status import Status
 from . import Backend, History, Run
@@ -214,7 +215,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            with suppress(FileNotFoundError), path.open() as file:
+            with suppress(FileNotFoundError), open_regular(path) as file:
                 status = os.fstat(file.fileno())
                 if holder != (found := (status.st_ino, status.st_mtime_ns)):
                     holder, since = found, monotonic()

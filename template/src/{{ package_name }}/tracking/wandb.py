@@ -135,16 +135,27 @@ def sync(directory: Path) -> bool:
     """Send the files of all attempts of a run; return False if there are none.
 
     Raises:
-        RuntimeError: there is no key, or W&B can't be reached.
+        RuntimeError: there is no key, W&B can't be reached, or the run is another user's.
     """
     attempts = sorted(str(path) for path in directory.glob("wandb*/*run-*") if path.is_dir())
     attempts += sorted(str(path) for path in directory.glob("wandb-rank*/wandb/*run-*"))
     if not attempts:
         return False
+    if any(os.lstat(attempt).st_uid != os.getuid() for attempt in attempts):
+        raise RuntimeError("W&B sends the files that another user's run names: let its owner sync")
     if not os.environ.get("WANDB_API_KEY"):
         raise RuntimeError("WANDB_API_KEY is not set: put it into .env")
     command = [sys.executable, "-m", "wandb", "sync", *attempts]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, text=True, check=False)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    for line in done.stdout.splitlines():
+        log.info("%s", line)
     if done.returncode:
         raise RuntimeError(f"wandb sync ended with exit code {done.returncode}")
     return True

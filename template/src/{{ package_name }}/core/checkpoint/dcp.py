@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ..filesystem import archive_fault, write_atomically
+from ..filesystem import archive_fault, open_regular, read_bytes, size_fault, write_atomically
 from ..ranks.dtensor import is_dtensor
 
 LIST, LIST_IN = "list.zip", "list.json"
@@ -105,6 +105,8 @@ def find_fault(folder: Path) -> str | None:
         Exception: whatever a damaged list or file makes Python raise.
     """
     stored = _Reader(folder).read_metadata().storage_data.values()
+    if sum(each.length for each in stored) > sum(path.stat().st_size for path in folder.iterdir()):
+        return "the list has more than the files"
     # Several at once: who computes a checksum or reads leaves Python to other threads.
     with ThreadPoolExecutor() as pool:
         faults = pool.map(lambda each: _find_fault(folder, each), stored)
@@ -112,7 +114,7 @@ def find_fault(folder: Path) -> str | None:
 
 
 def _find_fault(folder: Path, stored: _StorageInfo) -> str | None:
-    with (folder / stored.relative_path).open("rb") as file:
+    with open_regular(folder / stored.relative_path) as file:
         file.seek(stored.offset)
         content = io.BytesIO(file.read(stored.length))
     with zipfile.ZipFile(content) as archive:
@@ -169,5 +171,7 @@ def _listed(tensors: Mapping[str, Any], stored: Mapping[Any, Any]) -> Listed:
 
 def _read_list(folder: Path) -> Listed:
     # At once: zipfile takes a failure to read for damage.
-    with zipfile.ZipFile(io.BytesIO((folder / LIST).read_bytes())) as archive:
+    with zipfile.ZipFile(io.BytesIO(read_bytes(folder / LIST, 2**28))) as archive:
+        if fault := size_fault(archive, times=100):
+            raise ValueError(fault)
         return json.loads(archive.read(LIST_IN))

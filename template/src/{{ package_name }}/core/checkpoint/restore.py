@@ -5,12 +5,14 @@ import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..filesystem import open_regular, size_fault
+from ..nested import count
 from ..ranks.dtensor import distribute_like
 from ..ranks.world import World
 from .store import (
@@ -27,6 +29,8 @@ from .store import (
 )
 
 log = logging.getLogger(__name__)
+
+MOST_VALUES = 1_000_000  # of a checkpoint, one of many elements being a tensor
 
 
 class UnreadableError(UsageError):
@@ -151,8 +155,12 @@ def _read_twice(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa:
 
 def _read(path: Path, like: Callable[..., Tensor | None]) -> Any:  # noqa: ANN401 - whatever it is
     """Return what a file and its shards hold."""
-    with path.open("rb") as file:  # opened here, torch lets an OSError through
+    with open_regular(path) as file:  # opened here, torch lets an OSError through
+        if zipfile.is_zipfile(file):
+            _refuse_sizes(file)
+        file.seek(0)
         state = torch.load(file, map_location="cpu", weights_only=True)
+    _refuse_values(state)
     sharded: dict[str, Tensor | None] = {}
 
     def look(key_path: KeyPath, leaf: Any) -> None:  # noqa: ANN401
@@ -180,14 +188,27 @@ def saved_settings(path: Path) -> dict[str, Any]:
         UnreadableError: it can't be read, or is no checkpoint of this project.
     """
     try:
-        zipfile.ZipFile(path).close()  # says more plainly than torch why it can't be one
+        with open_regular(path) as file:
+            _refuse_sizes(file)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        _refuse_values(state)
     except Exception as error:  # torch.load does not say what it raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UnreadableError(f"{path} is no checkpoint: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
         raise UnreadableError(f"{path} is no checkpoint of this project: it has no settings")
     return state["settings"]
+
+
+def _refuse_sizes(file: IO[Any]) -> None:
+    with zipfile.ZipFile(file) as archive:  # which says more plainly than torch that it is none
+        if fault := size_fault(archive):
+            raise ValueError(fault)
+
+
+def _refuse_values(state: Any) -> None:  # noqa: ANN401 - whatever a file holds
+    if count(state) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES} values")
 
 
 def refuse_damage(path: Path) -> None:
@@ -212,7 +233,9 @@ def weights(source: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
     Raises:
         UsageError: there is none, or it can't be read.
     """
-    path = source
+    # Those of other programs may be a link, such as one into a cache.
+    linked = source.is_symlink() and step_of(source.name) is None
+    path = source.resolve() if linked else source
     if source.is_dir():
         checkpoints = Checkpoints(source / "checkpoints")
         path = checkpoints.best() or checkpoints.newest() or source

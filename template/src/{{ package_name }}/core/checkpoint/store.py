@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..filesystem import archive_fault, sync_names, write_atomically
+from ..filesystem import archive_fault, open_regular, read_bytes, sync_names, write_atomically
 from ..ranks.dtensor import full_tensor
 
 log = logging.getLogger(__name__)
@@ -145,9 +145,20 @@ class Checkpoints:
         return self._named("latest")
 
     def _named(self, pointer: str) -> Path | None:
-        """Return the checkpoint that `latest` or `best` names, None if it is not there."""
+        """Return the checkpoint that `latest` or `best` names, None if it is not there.
+
+        Raises:
+            UsageError: its name can't be read.
+        """
         path = self.folder / pointer
-        name = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+        def read() -> str:
+            try:
+                return read_bytes(path).decode(errors="replace")
+            except (FileNotFoundError, NotADirectoryError):
+                return ""
+
+        name = patiently(read, path)
         named = self.folder / name
         return named if step_of(name) is not None and named.exists() else None
 
@@ -247,14 +258,14 @@ def read_through(path: Path) -> None:
     Raises:
         OSError: it was one. Otherwise they may be asked once more.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while file.read(2**20):
             pass
 
 
 def _look_for_fault(path: Path) -> str | None:
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             if fault := archive_fault(archive):
                 return fault
             pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]

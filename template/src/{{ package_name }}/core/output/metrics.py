@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..filesystem import read_lines, write_atomically
+from ..filesystem import open_regular, read_lines, write_atomically
 from ..ranks.world import World
 from .record import STORE
 from .system import record_usage
@@ -136,7 +136,7 @@ class JsonLines:
         self.earlier = lines[:count]
         self.count = len(self.earlier)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.earlier))
-        self.file = path.open("ab", buffering=0)
+        self.file = open_regular(path, "ab", buffering=0)
         self.waiting, self.lock = b"", threading.Lock()
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:

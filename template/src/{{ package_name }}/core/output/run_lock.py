@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, get_type_hints
 import psutil
 
 from ..errors import UsageError
-from ..filesystem import read_object, write_atomically
+from ..filesystem import open_regular, read_object, write_atomically
 from ..ranks.slurm import jobs
 
 if TYPE_CHECKING:
@@ -119,6 +119,13 @@ class RunLock:
             ) from None
         self.thread = threading.Thread(target=self._live, name="run lock", daemon=True)
         self.thread.start()
+        owner = self.path.stat().st_uid
+        for path in self.run.iterdir():
+            if path.is_symlink() and path.lstat().st_uid != owner:
+                raise UsageError(
+                    f"{path} is another user's link, and this run would write to what it leads to: "
+                    "choose another --run-dir"
+                )
         for pattern in ("*.tmp", "figures/*.tmp", "attempts/*.tmp"):
             for left in self.run.glob(pattern):
                 with suppress(OSError):
@@ -260,7 +267,7 @@ def _said_by_slurm(owner: Attempt, mine: Attempt) -> str | None:
 
 def _silence(path: Path) -> float:
     """Return the seconds since the last sign of life, by the file system's clock alone."""
-    with tempfile.TemporaryFile(dir=path.parent) as probe, path.open() as file:
+    with tempfile.TemporaryFile(dir=path.parent) as probe, open_regular(path) as file:
         return os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
 
 

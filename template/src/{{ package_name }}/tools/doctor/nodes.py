@@ -46,6 +46,8 @@ def compare(
     Only the first process yields anything.
     """
     folder = root / f".doctor-{_token(ranks)}"
+    if folder.exists() and folder.lstat().st_uid != os.getuid():
+        raise UsageError(f"{folder} is another user's: choose another --run-root, or submit again")
     if ranks.rank:
         _tell(folder, ranks, timeout, look, databases)
         return

@@ -1,7 +1,6 @@
 """What runs measured, made ready to be drawn: read, put in order, named."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from ...core.config import read_yaml
 from ...core.errors import UsageError, printable
-from ...core.filesystem import in_range, read_lines
+from ...core.filesystem import in_range, read_lines, read_object
 from ..runs import find_runs
 
 # Settings that do not change a curve.
@@ -89,9 +88,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     settings = {}
     try:
         settings.update(read_yaml(folder / "config.yaml"))
-        provenance = json.loads((folder / "provenance.json").read_text("utf-8"))
-        settings["ranks"] = provenance["world_size"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        settings["ranks"] = read_object(folder / "provenance.json", {})["world_size"]
+    except (OSError, ValueError, TypeError, KeyError):
         pass
     return settings
 
