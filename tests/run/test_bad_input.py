@@ -282,12 +282,13 @@ def test_a_log_that_is_a_link_is_refused(launch: Launch, tmp_path: Path) -> None
     assert (tmp_path / "mine").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("how", ["raise ValueError('mine')", "raise SystemExit('mine')"])
+@pytest.mark.parametrize("how", [r"raise ValueError('mine \x1b[2J')", "raise SystemExit('mine')"])
 def test_the_batch_script_hears_of_a_failure(project: Path, tmp_path: Path, how: str) -> None:
     copy = edited(project, tmp_path / "copy", "data.py", "def load(", f"{how}\n\n\ndef load(")
     env = {"FAILURE_FILE": str(tmp_path / "failed")}
     job = srun(copy, tmp_path / "run", 1, **env).wait()
     assert job.codes == [1] and "mine" in job.log and (tmp_path / "failed").exists()
+    assert "\x1b" not in job.log
 
 
 NAME = "n" * 300

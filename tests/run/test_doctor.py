@@ -1,6 +1,7 @@
 """`doctor` finds what is wrong, says so on one line, and looks at the rest all the same."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -276,7 +277,10 @@ def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Plac
 @pytest.mark.parametrize(
     ("commands", "words"),
     [
-        ({"scontrol": 'echo "Slurmctld(primary) at head is DOWN"; exit 1'}, "head is DOWN"),
+        (
+            {"scontrol": r'printf "Slurmctld(primary) at head is \033[31mDOWN"; exit 1'},
+            r"head is \x1b[31mDOWN",
+        ),
         ({"scontrol": 'echo "scontrol: fatal: no configuration" >&2; exit 1'}, "no configuration"),
         ({"sinfo": 'echo "sinfo: error: timed out" >&2; exit 1'}, "timed out"),
         (
@@ -609,6 +613,20 @@ def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
     assert len(lines(found, "torch")) == 1 and "n2" not in lines(found, "torch")[0]
     assert "what 2 processes wrote came" in lines(found, "shared folder")[0]
     assert re.search(r"n2: 127.0.0.1:\d+ can be reached", lines(found, "first node")[0])
+
+
+@pytest.mark.skipif(os.geteuid(), reason="the folder must be of another user")
+def test_a_folder_of_another_user_is_refused(place: Place) -> None:
+    """It could hold pipes, and links to files that would be written to."""
+    mine = place.project / "mine"
+    mine.write_text("mine")
+    folder = place.project / "runs/.doctor-77-0-0"
+    folder.mkdir(parents=True)
+    (folder / "locked").symlink_to(mine)
+    os.chown(folder, 65534, 65534)
+    job = place.nodes({}, SECOND)
+    assert job.codes == [1, 1] and job.log.count("is another user's") == 2, job.log
+    assert "Traceback" not in job.log and mine.read_text() == "mine"
 
 
 def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:

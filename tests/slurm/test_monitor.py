@@ -321,6 +321,10 @@ def test_a_server_that_was_killed_is_noticed(project: Project) -> None:
     wait_for(lambda: not queue(project), lambda: f"{queue(project)}")
     assert records(project) == [record]
     assert "error: no server answers" in monitor(project, "url", code=1)
+    with Path(record["log"]).open("a") as log:
+        log.write("a run is called \x1b]0;owned\x07\n")
+    said = monitor(project, "logs", "tensorboard")
+    assert "owned" in said and not {"\x1b", "\x07"} & set(said)
     monitor(project, "start", "tensorboard", "--experiment=one")
     assert record["job"] not in queue(project)
     said = monitor(project, "status")

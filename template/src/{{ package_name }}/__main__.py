@@ -26,6 +26,7 @@ from .core.errors import (
     UsageError,
     bad_flags_said_once,
     printable,
+    printable_lines,
     wait_for_rank_0,
 )
 
@@ -197,7 +198,7 @@ def main() -> None:
                 file=sys.stderr,
             )
         else:
-            traceback.print_exc()
+            print(printable_lines(traceback.format_exc()), file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from typing import Any
 
 LEFT = re.compile("closed|reset|Broken pipe")
 """How sockets say that the process at the other end has left."""
@@ -57,6 +58,20 @@ class PrintableFormatter(logging.Formatter):
         """Return the line of a record, without its traceback."""
         record.message = printable(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, failure: Any) -> str:  # noqa: ANN401 - as logging has it
+        """Return the traceback of a record."""
+        return printable_lines(super().formatException(failure))
+
+
+def say(text: object, end: str = "\n") -> None:
+    """Print lines that may quote another user's file or a server."""
+    print(printable_lines(str(text)), end=end, flush=True)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of lines with what else a terminal would act on spelled out."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def printable(text: str) -> str:

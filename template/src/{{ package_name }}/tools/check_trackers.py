@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TimeIsUp
 from pathlib import Path
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, say
 from ..settings import Settings
 from ..tracking import Run, load, select
 
@@ -64,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
         seconds = time.monotonic() - began
         if trouble:
             failures += 1
-            print(f"{tracker:12} FAILED  {trouble}", flush=True)
+            say(f"{tracker:12} FAILED  {trouble}")
         else:
             count = len(METRICS) * len(STEPS)
-            print(f"{tracker:12} ok      {count} numbers read back, {seconds:.1f} s", flush=True)
+            say(f"{tracker:12} ok      {count} numbers read back, {seconds:.1f} s")
     if failures:
         log.error("%d of %d trackers failed; what they left is in %s", failures, len(names), store)
     else:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, say
 from ...core.filesystem import full_path
 from ...core.ranks.environment import Ranks
 from .. import program
@@ -46,16 +46,16 @@ def main(argv: Sequence[str]) -> int:
     found = []
     if misuse:
         found.append(Finding("warning", "launcher", f"only this process is checked: {misuse}"))
-        print(found[0])
+        say(found[0])
     for finding in check(others, ranks, flags.timeout):
-        print(finding, flush=True)
+        say(finding)
         found.append(finding)
     if ranks.rank:
         return 0
     errors, warnings = (
         sum(finding.status == status for finding in found) for status in ("error", "warning")
     )
-    print(f"\n{errors} error(s), {warnings} warning(s)", flush=True)
+    say(f"\n{errors} error(s), {warnings} warning(s)")
     if flags.json:
         findings = [dataclasses.asdict(finding) for finding in found]
         report = {"errors": errors, "warnings": warnings, "findings": findings}

@@ -1,7 +1,6 @@
 """What `monitor` does."""
 
 import dataclasses
-import json
 import os
 import socket
 import time
@@ -9,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, say
+from ...core.filesystem import read_object
 from ...settings import Settings
 from . import jobs
 from .records import Record, Records
@@ -44,9 +44,9 @@ def stop(flags: "Flags", _options: Sequence[str]) -> int:
         while own(record, jobs.queue()):
             time.sleep(POLL)
         records.remove(record.job)
-        print(f"{record.title}, job {record.job}: stopped", flush=True)
+        say(f"{record.title}, job {record.job}: stopped")
     if not chosen:
-        print("there is none to stop")
+        say("there is none to stop")
     return 0
 
 
@@ -92,12 +92,12 @@ def status(flags: "Flags", _options: Sequence[str]) -> int:
         port = f"{record.port or ''}{' (socket)' if record.socket else ''}"
         rows.append((*what, state, job.node, port, job.left))
     if len(rows) == 1:
-        print("no server runs")
+        say("no server runs")
         return 0
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{text:{width}}" for text, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
     return 0
 
 
@@ -109,7 +109,7 @@ def url(flags: "Flags", _options: Sequence[str]) -> int:
     ]
     if not found:
         raise UsageError("no server answers: 'monitor status' lists them, 'monitor start' starts")
-    print("\n\n".join(record.directions(socket.gethostname()) for record in found))
+    say("\n\n".join(record.directions(socket.gethostname()) for record in found))
     return 0
 
 
@@ -121,7 +121,7 @@ def logs(flags: "Flags", _options: Sequence[str]) -> int:
     if flags.follow and len(chosen) > 1:
         raise UsageError(f"--follow shows one log, and there are {len(chosen)} servers: name one")
     for record in chosen:
-        print(f"==> {record.log}\n{tail(record.log)}", flush=True)
+        say(f"==> {record.log}\n{tail(record.log)}")
     if flags.follow:
         follow(chosen[0])
     return 0
@@ -149,7 +149,7 @@ def view(flags: "Flags", options: Sequence[str]) -> int:
     code = show(records, [found])
     record = records.read(found.job)
     if code == 0 and record and not alone:
-        print(f"the run's page is {record.url}{server(name).page(ids[name])}")
+        say(f"the run's page is {record.url}{server(name).page(ids[name])}")
     return code
 
 
@@ -208,10 +208,9 @@ def matching(records: Records, flags: "Flags") -> list[Record]:
 def run_ids(run_dir: Path) -> dict[str, str]:
     """Return what trackers call a run, by tracker."""
     try:
-        ids = json.loads((run_dir / "trackers.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(run_dir / "trackers.json", {})
+    except (OSError, ValueError):
         return {}
-    return ids if isinstance(ids, dict) else {}
 
 
 def follow(record: Record) -> None:
@@ -220,9 +219,9 @@ def follow(record: Record) -> None:
         with Path(record.log).open(errors="replace") as file:
             file.seek(0, os.SEEK_END)
             while own(record, jobs.queue()):
-                print(file.read(), end="", flush=True)
+                say(file.read(), end="")
                 time.sleep(POLL)
-            print(file.read(), end="")
+            say(file.read(), end="")
     except FileNotFoundError:
         raise UsageError(f"job {record.job} has not started: 'monitor status' tells why") from None
     except KeyboardInterrupt:

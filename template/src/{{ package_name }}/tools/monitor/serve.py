@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, say
 from ...core.ranks.environment import PORTS
 from .endpoint import Endpoint
 from .records import Record, Records
@@ -55,7 +55,7 @@ def serve(server: ModuleType, record: Record, run_root: Path) -> int:
                 answering = dataclasses.replace(answering, exports=str(file))
             records.write(answering)
             login = os.environ.get("SLURM_SUBMIT_HOST", "LOGIN_NODE")
-            print(answering.directions(login), flush=True)
+            say(answering.directions(login))
             return process.wait()
         finally:
             records.remove(record.job)

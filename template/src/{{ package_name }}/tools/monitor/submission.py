@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import UsageError
+from ...core.errors import UsageError, printable_lines, say
+from ...core.filesystem import read_bytes
 from . import jobs
 from .records import Record, Records
 from .servers import binding, script
@@ -43,7 +44,7 @@ def submitted(
                         f"{record.title} listens to a {record.listen} already, job {record.job}: "
                         f"stop it first, or 'monitor restart {name} --listen {flags.listen}'"
                     )
-                print(f"{record.title} is there already, job {record.job}", flush=True)
+                say(f"{record.title} is there already, job {record.job}")
                 return record
         job_name = f"{__package__.partition('.')[0]}-{name}"
         # Last, so that they go before what else is asked of sbatch: we rely on them.
@@ -61,7 +62,7 @@ def submitted(
             **bound,
         )
         records.write(record, create=False)
-    print(f"{record.title}: submitted as job {job}", flush=True)
+    say(f"{record.title}: submitted as job {job}")
     return record
 
 
@@ -76,9 +77,9 @@ def show(records: Records, found: Sequence[Record]) -> int:
             answering = wait(records, record)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would spoil the way out
-            print(f"\njob {record.job} stays as it is: 'monitor status' tells how it stands")
+            say(f"\njob {record.job} stays as it is: 'monitor status' tells how it stands")
             return 130
-        print(f"\n{answering.directions(socket.gethostname())}\n", flush=True)
+        say(f"\n{answering.directions(socket.gethostname())}\n")
     return 0
 
 
@@ -94,7 +95,7 @@ def wait(records: Records, record: Record) -> Record:
         job = own(record, jobs.queue())
         current = records.read(record.job)
         if not job or job.state == "COMPLETING":
-            print(tail(record.log), file=sys.stderr)
+            print(printable_lines(tail(record.log)), file=sys.stderr)
             records.remove(record.job)
             raise UsageError(
                 f"job {record.job} ended before {record.title} answered: what it said is above, "
@@ -106,7 +107,7 @@ def wait(records: Records, record: Record) -> Record:
         if job.state == "PENDING":
             news = f"job {job.id} waits ({job.reason}); Ctrl-C leaves it in the queue"
         if news != said:
-            print(news, flush=True)
+            say(news)
         said = news
         time.sleep(POLL)
 
@@ -125,6 +126,7 @@ def log_of(job_name: str, job: str) -> str:
 def tail(log: str, lines: int = 20) -> str:
     """Return the end of a log."""
     try:
-        return "\n".join(Path(log).read_text(errors="replace").splitlines()[-lines:])
+        text = read_bytes(Path(log), 2**16, last=True).decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
     except FileNotFoundError:
         return "(there is no log: the job has not started)"

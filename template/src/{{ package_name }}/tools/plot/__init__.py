@@ -8,6 +8,7 @@ What is drawn is read in curves.py.
 import dataclasses
 import difflib
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,7 +63,10 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--smooth is {flags.smooth:g}: from 0 (as measured) to below 1")
     drawn = figure(load(flags.folders), flags.metrics, flags.x, flags.smooth)
     try:
-        drawn.savefig(flags.output, dpi=120)
+        with warnings.catch_warnings():
+            # Of a letter that no font has, which may be part of an escape code.
+            warnings.simplefilter("ignore")
+            drawn.savefig(flags.output, dpi=120)
     except OSError as error:
         raise UsageError(
             f"can't write {flags.output}: {error.strerror}; choose another with --output"
