@@ -3,13 +3,16 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -103,6 +106,51 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     more = (tmp_path / "tracker-errors.txt").read_text()
     assert more.startswith("Traceback") and more.rstrip().endswith(fault)
     assert "battery" not in more and "correct-horse" not in more
+
+
+SECRET = "p@ss/w:rd?&staple"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"no login for {SECRET}",
+        f"no answer from http://me:{SECRET}@example.org/api",
+        f"http://me:{quote(SECRET, safe='')}@example.org and http://me:{quote(SECRET)}@example.org",
+        f"form password={quote_plus(SECRET)}",
+        *(
+            f"Basic {b64encode(f'{user}:{SECRET}'.encode()).decode()}"
+            for user in ("m", "me", "you")
+        ),
+        "ftp://else:w/h@t@example.org",
+    ],
+)
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SOME_PASSWORD", SECRET),
+        ("https_proxy", f"http://me:{quote(SECRET, safe='')}@proxy.example:3128"),
+        ("AIM_REPO", f"aim://me:{SECRET}@example.org"),
+    ],
+)
+def test_no_secret_is_told_however_it_is_written(
+    project: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, text: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    told = import_module("demo.tracking.dispatch").without_secrets(text)
+    assert not re.search("staple|p@ss|p%40ss|w/h@t", told)
+    basic = text.partition("Basic ")[2]
+    assert not [i for i in range(len(basic) - 7) if basic[i : i + 8] in told], told
+    assert "example.org" in told or variable in told
+
+
+def test_of_two_secrets_the_longer_one_is_hidden_as_a_whole(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "battery")
+    monkeypatch.setenv("B_TOKEN", "battery-staple")
+    without_secrets = import_module("demo.tracking.dispatch").without_secrets
+    assert without_secrets("battery-staple battery") == "<B_TOKEN> <A_TOKEN>"
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["on disk", "nowhere"])

@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus, unquote
 
 from ..core.filesystem import open_regular, read_lines, read_object, write_atomically
 from ..core.output.status import Status
@@ -288,7 +290,23 @@ class _Thread(threading.Thread):
 
 def without_secrets(text: str) -> str:
     """Return a text without the values of secret variables, and logins in addresses."""
+    hidden = {}
     for name, value in os.environ.items():
-        if re.search("KEY|TOKEN|PASSW|SECRET", name) and len(value) >= 6:
-            text = text.replace(value, f"<{name}>")
-    return re.sub(r"(?<=://)[^/@\s]+@", "<login>@", text)
+        secrets = re.findall(r"://[^/:@\s]*:(\S+)@", value)
+        secrets += [value] if re.search("KEY|TOKEN|PASSW|SECRET", name) else []
+        for secret in secrets:
+            if len(secret) >= 6:
+                hidden |= dict.fromkeys(_spellings(secret), f"<{name}>")
+    for spelling in sorted(hidden, key=len, reverse=True):
+        text = text.replace(spelling, hidden[spelling])
+    return re.sub(r"(?<=://)\S+@", "<login>@", text)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield how a secret may be written: as it is, as part of an address, in base64."""
+    for plain in (secret, unquote(secret)):
+        yield from (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
+        # In base64 it depends on how many bytes stand before it, such as those of a user's name.
+        for before, first in enumerate((0, 2, 3)):
+            content = bytes(before) + plain.encode()
+            yield b64encode(content)[first : len(content) // 3 * 4].decode()
