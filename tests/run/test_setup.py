@@ -32,13 +32,18 @@ QUICK = ("--max-steps=2", "--trackers=none")
 def shell(folder: Path) -> dict[str, str]:
     """Return the environment of a shell in which modules and other environments left marks."""
     elsewhere = folder.parent / "elsewhere"
-    (elsewhere / "bin").mkdir(parents=True, exist_ok=True)
+    pip = folder.parent / "config/pip"
+    for needed in (elsewhere / "bin", elsewhere / "scripts", pip):
+        needed.mkdir(parents=True, exist_ok=True)
+    (pip / "pip.conf").write_text(f"[install]\nuser = true\n[global]\ntarget = {elsewhere}\n")
     for name in SHADOWS:
         (elsewhere / f"{name}.py").write_text("raise SystemExit('this is not the environment')\n")
     marks = {
         name: str(elsewhere)
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_PREFIX")
     }
+    marks |= {"CDPATH": str(elsewhere), "XDG_CONFIG_HOME": str(pip.parent), "PYTHONHOME": "/usr"}
+    marks["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as in a notebook
     env = {**clean_environment(folder), **marks, "PIP_USER": "1", "PATH": TOOLS}
     env["UV_SYSTEM_CERTS"] = "1"  # this machine's own, as pip takes them
     for name in ("MAKEFLAGS", "MAKELEVEL", "OMP_NUM_THREADS", "TORCH"):

@@ -157,6 +157,8 @@ def main() -> None:
     logging.basicConfig(handlers=[shown], level=logging.INFO)
     try:
         load_env()
+        # A notebook's backend may not be installed here, and no command opens a window.
+        os.environ["MPLBACKEND"] = "agg"
         # Python removes what loading workers leave when their rank dies. It need not warn of it.
         filters = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")

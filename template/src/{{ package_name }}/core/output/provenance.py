@@ -1,5 +1,6 @@
 """Where a run came from: code, template, packages, machines."""
 
+import logging
 import os
 import platform
 import re
@@ -16,6 +17,8 @@ from typing import Any
 import yaml
 
 from ..ranks.world import World
+
+log = logging.getLogger(__name__)
 
 ANSWERS = Path(".copier-answers.yml")
 LONGEST_DIFF = 100_000  # characters
@@ -89,8 +92,16 @@ def _git(*arguments: str, **env: str) -> str | None:
             encoding="utf-8",
             errors="replace",
             check=True,
-            env={**os.environ, **env},
+            env={**os.environ, "LC_ALL": "C", **env},
         )
-    except (OSError, subprocess.CalledProcessError):
+    except OSError:
+        return None
+    except subprocess.CalledProcessError as error:
+        if "dubious ownership" in error.stderr and arguments == ("rev-parse", "HEAD"):
+            log.warning(
+                "the commit is not in provenance.json: this folder is another user's, read by git "
+                "only after 'git config --global --add safe.directory %s'",
+                Path.cwd(),
+            )
         return None
     return done.stdout.rstrip("\n")
