@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 PROJECT = Path("pyproject.toml")
 OLDEST = (3, 10)
 # What belongs in git, beside what only one cluster needs.
-IN_GIT = ("Makefile", "pyproject.toml", "configs/*.yaml", "scripts/*.sh", "scripts/*.py")
-IN_GIT += ("slurm/*.sh", "slurm/*.sbatch", ":!slurm/site.sh", "src/*.py", "tests/*.py")
+IN_GIT = (
+    *("Makefile", "pyproject.toml", "configs/*.yaml", "scripts/*.sh", "scripts/*.py"),
+    *("slurm/*.sh", "slurm/*.sbatch", ":!slurm/site.sh", "src/*.py", "tests/*.py"),
+)
 
 
 def python() -> Iterator[Finding]:
