@@ -68,9 +68,9 @@ class _YamlLoader(yaml.SafeLoader):
 
     def __init__(self, text: bytes) -> None:
         super().__init__(text)
-        self.count, self.counts = 0, dict[yaml.Node, int]()
+        self.count, self.counts = 0, dict[yaml.Node | None, int]()
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:  # noqa: ANN401
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401
         """Return the next node. Nested aliases expand to any number of values: count them."""
         before, alias = self.count, self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
