@@ -78,8 +78,8 @@ def test_everything_is_there_once_of_a_resumed_run(
         for process in (*own, *ranks):
             process.terminate()
         assert set(job.wait().codes) == {75}, job.log
-        assert "Traceback" not in job.log and "is off;" not in job.log
-        assert "tracker wandb failed (" in job.log and ") and starts again" in job.log
+        assert "Traceback" not in job.log
+        assert "tracker wandb failed and is off (" in job.log
     job = srun(full_project, tmp_path / "run", 2, *flags).wait()
     assert job.summary["resumed_from_step"]
 

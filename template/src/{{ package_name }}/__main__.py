@@ -49,7 +49,7 @@ def train(argv: Sequence[str]) -> int:
     from .tracking.dispatch import left_behind
 
     if left_behind():
-        # An orderly exit would wait for what a tracker's library still has to do.
+        # The handlers that a tracker's library registers with atexit may wait or fail.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

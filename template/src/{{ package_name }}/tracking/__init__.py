@@ -76,9 +76,9 @@ class Run:
 class Backend:
     """A tracker's side of a run. What it has no place for, it leaves out: such a call does nothing.
 
-    All calls come from one thread, the backend's own (dispatch.py), in which the signals of Slurm
-    are blocked: few processes that a backend starts die of them. After a failure it is constructed
-    again, once.
+    All calls come from one thread, the backend's own (dispatch.py). Slurm's signals are blocked in
+    it, so that they end few of the processes that a backend starts. After a failure, the backend
+    is off for the rest of the attempt.
 
     Attributes:
         run_id: what the backend calls the run.
