@@ -208,12 +208,13 @@ def _result(
         return state.get("best_metric"), state["best_score"]
     for line in reversed(lines):
         for name in sorted(line):
-            if name.endswith("loss") and _is_number(line[name]):
+            if name.endswith("loss") and is_number(line[name]):
                 return name, line[name]
     return None, None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value from a file is a finite number."""
     return isinstance(value, int | float) and in_range(value)
 
 

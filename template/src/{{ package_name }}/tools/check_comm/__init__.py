@@ -1,11 +1,12 @@
-"""Can the ranks talk to each other, is what arrives right, and how fast is it?
+"""Checks the communication between ranks: whether it works, is correct, and how fast it is.
 
-Here are the flags, the tables and the verdict; `examine` is what the ranks do.
+This module holds the flags, the tables and the verdict; examine.py is what each rank runs.
 """
 
 import dataclasses
 import json
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,9 @@ from ...core.config import read_flags
 from ...core.errors import UsageError
 from ...core.ranks.environment import Ranks
 from .. import program
+
+RIGHT = "all is right"
+SLOW = 0.5  # of the bandwidth that the upper quarter of the pairs reaches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,15 +29,15 @@ class Flags:
     """
 
     device: Literal["auto", "cpu", "cuda", "xpu"] = "auto"
-    """auto: cuda or xpu if there, else cpu"""
+    """auto: cuda or xpu if available, else cpu"""
     backend: Literal["auto", "gloo", "nccl", "xccl"] = "auto"
     """auto: nccl on cuda, xccl on xpu, else gloo"""
     timeout: int = 60
-    """seconds that an operation may take before it counts as hung"""
+    """seconds after which an operation counts as hung"""
     max_bytes: int = 64 * 2**20
     """size of the largest message"""
     pairs: bool = False
-    """compare each pair of nodes too, or of ranks if there is one node: a slow link stands out"""
+    """also compare each pair of nodes, or of ranks on a single node, to find a slow link"""
     min_gb_s: float = 0
     """fail if all-reduce of the largest message has less bus bandwidth than this"""
     json: Path | None = None
@@ -44,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     """Check and measure on the ranks that torchrun or srun started; return the exit code.
 
     Raises:
-        UsageError: there is but one rank, two ranks have one GPU, a rank was lost or hangs, or
+        UsageError: there is only one rank, two ranks share a GPU, a rank was lost or hangs, or
             the results can't be written.
     """
     flags = read_flags(Flags, argv, program("check-comm"))
@@ -56,24 +60,28 @@ def main(argv: Sequence[str]) -> int:
             "check-comm needs two ranks or more, but this process is alone: start it with "
             "srun or torchrun, as slurm/check_comm.sbatch does"
         )
-    # Here, and not above: it imports torch, which takes a second.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
+    # Not at the top: it imports torch, which takes a second.
     from .examine import examine
 
-    report = examine(flags, ranks)
-    problems = complaints(report, flags.min_gb_s)
-    report["verdict"] = "; ".join(problems) or "all is right"
-    if ranks.rank == 0:
-        show(report)
-        if flags.json:
+    report: dict[str, Any] = {"verdict": "not finished", "ranks": [], "faults": 0, "speed": []}
+    try:
+        examine(flags, ranks, report)
+        report["verdict"] = verdict(report, flags.min_gb_s)
+    finally:
+        # After an error or a signal, these are the results so far.
+        if ranks.rank == 0 and report["speed"]:
+            show(report)
             try:
-                flags.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+                if flags.json:
+                    flags.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             except OSError as error:
                 raise UsageError(f"can't write the results: {error}") from None
-    return 1 if problems else 0
+    return int(report["verdict"] != RIGHT)
 
 
-def complaints(report: dict[str, Any], min_gb_s: float) -> list[str]:
-    """Return what is wrong with the results, which is nothing if all is right."""
+def verdict(report: dict[str, Any], min_gb_s: float) -> str:
+    """Return what is wrong with the results, in words."""
     problems = []
     if report["faults"]:
         problems.append(f"{report['faults']} wrong results")
@@ -83,27 +91,34 @@ def complaints(report: dict[str, Any], min_gb_s: float) -> list[str]:
             f"all-reduce of {reached['bytes']} bytes has a bus bandwidth of "
             f"{reached['bus_gb_s']:.3f} GB/s, less than the {min_gb_s:g} asked for"
         )
-    return problems
+    return "; ".join(problems) or RIGHT
+
+
+def mark_slow(pairs: list[dict[str, Any]]) -> None:
+    """Mark the pairs with less than half of the bandwidth that the upper quarter reaches.
+
+    The median would not do: one bad node out of three makes two pairs of three slow.
+    """
+    speeds = sorted(pair["gb_s"] for pair in pairs)
+    for pair in pairs:
+        pair["slow"] = pair["gb_s"] < SLOW * speeds[len(speeds) * 3 // 4]
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print the results."""
+    """Print the results, with the slow pairs marked."""
     for place in report["ranks"]:
         print("rank {rank} on {host}, local rank {local_rank}: {device}, {facts}".format(**place))
     print(f"\n{'operation':16}{'bytes':>12}{'µs':>12}{'algorithm GB/s':>16}{'bus GB/s':>12}")
     for row in report["speed"]:
         print("{:16}{:>12}{:>12.1f}{:>16.3f}{:>12.3f}".format(*row.values()))
-    pairs = report.get("pairs", [])
-    if pairs:
+    if pairs := report.get("pairs", []):
+        mark_slow(pairs)
         print(f"\n{'ranks':12}{'latency µs':>12}{'GB/s':>12}  nodes")
     for pair in pairs:
         ranks, hosts = "{} - {}".format(*pair["ranks"]), "{} - {}".format(*pair["hosts"])
         mark = "  SLOW" if pair["slow"] else ""
         print(f"{ranks:12}{pair['microseconds']:>12.1f}{pair['gb_s']:>12.3f}  {hosts}{mark}")
     if len(pairs) == 1:
-        print("(one pair alone can't be told to be slow)")
-    failed = "" if report["verdict"] == "all is right" else "FAILED: "
-    print(
-        f"\n{len(report['ranks'])} ranks on {report['backend']}: {failed}{report['verdict']}",
-        flush=True,
-    )
+        print("(a single pair can't be compared)")
+    said = ("" if report["verdict"] == RIGHT else "FAILED: ") + report["verdict"]
+    print(f"\n{len(report['ranks'])} ranks on {report['backend']}: {said}", flush=True)

@@ -1,174 +1,199 @@
-"""The ways in which ranks talk, and what must arrive.
+"""The collectives that DDP and FSDP use, and transfers between pairs: checked and timed.
 
-Sizes and bandwidths are as nccl-tests defines them, so that figures can be compared
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A size is that of the whole
-array: for all-gather what a rank ends up with, for reduce-scatter and all-to-all what it starts
-with. Algorithm bandwidth is size over time; bus bandwidth is that times a factor, which makes it
-comparable with what the hardware can do, however many ranks there are.
+Sizes and bandwidths follow nccl-tests, so that figures can be compared
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). The size is that of the whole
+array: the output of all-gather, the input of reduce-scatter. Algorithm bandwidth is size over time.
+Bus bandwidth is algorithm bandwidth times a factor that makes it comparable with the hardware's,
+for any number of ranks. A time is the median over rounds of the slowest rank in each round.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...core.ranks.device import synchronize
 from ...core.ranks.world import World
-from .channel import Channel
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # torch 2.13 renamed them.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+COLLECTIVES = ("all-reduce", "broadcast", "all-gather", "reduce-scatter")
+PERIOD = 1009  # of the values in a message; a prime, so that no two parts are equal
+SMALL = 2**20  # bytes: up to this size a call is so short that a round has several
+ROUNDS = 7
+WARM_UP = 2  # rounds that do not count
 
 
-def exchange(sent: Tensor, arrived: Tensor, to: int, source: int, channel: Channel) -> Tensor:
-    """Send to one rank while receiving from another; return what arrived."""
-    transfers = [
-        dist.P2POp(dist.isend, sent, to, channel.group),
-        dist.P2POp(dist.irecv, arrived, source, channel.group),
-    ]
-    for work in dist.batch_isend_irecv(transfers):
-        work.wait()
-    return arrived
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """Return what a function returns.
 
+    It runs in a thread, which is abandoned if it hangs: some calls of NCCL and of the store wait
+    for another rank without a limit.
 
-def run_all_reduce(sent: Tensor, _arrived: Tensor, channel: Channel) -> Tensor:
-    """Sum the messages of all ranks."""
-    dist.all_reduce(sent, group=channel.group)
-    return sent
-
-
-def run_broadcast(sent: Tensor, _arrived: Tensor, channel: Channel) -> Tensor:
-    """Give the last rank's message to all."""
-    dist.broadcast(sent, src=channel.world.size - 1, group=channel.group)
-    return sent
-
-
-def run_all_gather(sent: Tensor, arrived: Tensor, channel: Channel) -> Tensor:
-    """Put together a part from each rank."""
-    all_gather(arrived, sent.chunk(channel.world.size)[channel.world.rank], group=channel.group)
-    return arrived
-
-
-def run_reduce_scatter(sent: Tensor, arrived: Tensor, channel: Channel) -> Tensor:
-    """Sum the messages of all ranks, and give a part of the sum to each."""
-    part = arrived[: len(sent) // channel.world.size]
-    reduce_scatter(part, sent, group=channel.group)
-    return part
-
-
-def run_all_to_all(sent: Tensor, arrived: Tensor, channel: Channel) -> Tensor:
-    """Give a part to each rank, and get one from each."""
-    dist.all_to_all_single(arrived, sent, group=channel.group)
-    return arrived
-
-
-def run_ring(sent: Tensor, arrived: Tensor, channel: Channel) -> Tensor:
-    """Send to the next rank, and receive from the one before: point to point."""
-    rank, size = channel.world.rank, channel.world.size
-    return exchange(sent, arrived, (rank + 1) % size, (rank - 1) % size, channel)
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What the ranks send: values of which every part is known without asking the rank.
-
-    Each rank sends the same endless row of 0, 1 and 2, from another place in it. Sums of so small
-    integers are exact. The period is a prime number, so no part of a message equals another.
+    Raises:
+        RuntimeError: the function raised it, or takes longer.
     """
+    result: futures.Future[T] = futures.Future()
 
-    dtype: torch.dtype
-    device: torch.device
-    size: int
+    def work() -> None:
+        try:
+            result.set_result(function())
+        except RuntimeError as error:
+            result.set_exception(error)
 
-    def part(self, rank: int, start: int, count: int) -> Tensor:
-        """Return `count` elements of a rank's message, from `start` on."""
-        return self._repeat(self._row().roll(-rank), start, count)
-
-    def total(self, start: int, count: int) -> Tensor:
-        """Return `count` elements of the sum of all ranks' messages, from `start` on."""
-        rows = torch.stack([self._row().roll(-rank) for rank in range(self.size)])
-        return self._repeat(rows.sum(0), start, count)
-
-    def _row(self) -> Tensor:
-        return torch.arange(1009, device=self.device) ** 2 % 1009 % 3
-
-    def _repeat(self, row: Tensor, start: int, count: int) -> Tensor:
-        return row.roll(-start).to(self.dtype).repeat(count // len(row) + 1)[:count]
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return result.result(seconds)
+    except futures.TimeoutError:
+        raise RuntimeError(f"not finished after {seconds} seconds") from None
 
 
 @dataclass(frozen=True)
-class Operation:
-    """A way of talking.
+class Channel:
+    """The ranks, with the process group and the device that are checked.
 
     Args:
-        run: takes part with this rank's message, and a tensor of its size for what arrives;
-            returns what arrived.
-        expected: what must arrive: of a pattern, at rank r of n, in messages of c elements.
-        bus: bus bandwidth over algorithm bandwidth for n ranks.
+        timeout: seconds that an operation may take.
     """
 
-    run: Callable[[Tensor, Tensor, Channel], Tensor]
-    expected: Callable[[Pattern, int, int, int], Tensor]
-    bus: Callable[[int], float]
+    world: World
+    group: dist.ProcessGroup
+    device: torch.device
+    timeout: int
+
+    def values(self, ranks: Iterable[int], start: int, count: int) -> Tensor:
+        """Return `count` elements, from `start` on, of the sum of some ranks' messages.
+
+        All messages repeat the same sequence of 0, 1 and 2, each from another position in it. Sums
+        of such small integers are exact.
+        """
+        index = torch.arange(start, start + PERIOD) + torch.tensor(list(ranks)).unsqueeze(1)
+        period = ((index % PERIOD) ** 2 % PERIOD % 3).sum(0).to(self.device, torch.float32)
+        return period.repeat(count // PERIOD + 1)[:count]
 
 
-OPERATIONS = {
-    "all-reduce": Operation(run_all_reduce, lambda p, r, n, c: p.total(0, c), lambda n: 2 - 2 / n),
-    "broadcast": Operation(run_broadcast, lambda p, r, n, c: p.part(n - 1, 0, c), lambda n: 1),
-    "all-gather": Operation(
-        run_all_gather,
-        lambda p, r, n, c: torch.cat([p.part(s, s * c // n, c // n) for s in range(n)]),
-        lambda n: 1 - 1 / n,
-    ),
-    "reduce-scatter": Operation(
-        run_reduce_scatter,
-        lambda p, r, n, c: p.total(r * c // n, c // n),
-        lambda n: 1 - 1 / n,
-    ),
-    "all-to-all": Operation(
-        run_all_to_all,
-        lambda p, r, n, c: torch.cat([p.part(s, r * c // n, c // n) for s in range(n)]),
-        lambda n: 1 - 1 / n,
-    ),
-    "send/recv ring": Operation(
-        run_ring, lambda p, r, n, c: p.part((r - 1) % n, 0, c), lambda n: 1
-    ),
-}
+def prepare(
+    name: str, count: int, channel: Channel
+) -> tuple[Callable[[], object], Tensor, Tensor, float]:
+    """Prepare a collective with messages of `count` elements, a multiple of the world size.
+
+    Returns:
+        What runs it, its output, the correct output, and bus over algorithm bandwidth.
+    """
+    n, rank, group = channel.world.size, channel.world.rank, channel.group
+    data, part = channel.values([rank], 0, count), count // n
+    if name == "all-reduce":
+        run = partial(dist.all_reduce, data, group=group)
+        return run, data, channel.values(range(n), 0, count), 2 - 2 / n
+    if name == "broadcast":
+        run = partial(dist.broadcast, data, src=n - 1, group=group)
+        return run, data, channel.values([n - 1], 0, count), 1
+    if name == "all-gather":
+        parts = [channel.values([each], each * part, part) for each in range(n)]
+        run = partial(all_gather, data.zero_(), parts[rank], group=group)
+        return run, data, torch.cat(parts), 1 - 1 / n
+    output = torch.zeros(part, device=channel.device)
+    run = partial(reduce_scatter, output, data, group=group)
+    return run, output, channel.values(range(n), rank * part, part), 1 - 1 / n
 
 
-def elements(size: int, dtype: torch.dtype, world: World) -> int:
-    """Return how many elements make a message of about `size` bytes, divisible by the ranks."""
-    return max(size // dtype.itemsize // world.size, 1) * world.size
+def measure(name: str, size: int, channel: Channel) -> dict[str, Any]:
+    """Check and time a collective with messages of about `size` bytes; return the results."""
+    world = channel.world
+    count = max(size // 4 // world.size, 1) * world.size
+    run, output, expected, bus = prepare(name, count, channel)
+    size = 4 * count
+
+    def run_once() -> int:
+        run()
+        return int((output != expected).sum())
+
+    wrong = within(channel.timeout, run_once)
+    if wrong:
+        log.error("wrong result of %s, %d bytes: %d elements differ", name, size, wrong)
+    seconds = median_seconds(run, size, channel, range(world.size))
+    return {
+        "operation": name,
+        "bytes": size,
+        "microseconds": seconds * 1e6,
+        "algorithm_gb_s": size / seconds / 1e9,
+        "bus_gb_s": size / seconds / 1e9 * bus,
+        "wrong_ranks": int(world.sum([wrong > 0])[0]),
+    }
 
 
-def check(name: str, sizes: Sequence[int], channel: Channel) -> int:
-    """Return how many results of an operation were wrong on this rank."""
-    operation, world = OPERATIONS[name], channel.world
-    faults = 0
-    for dtype in DTYPES:
-        if dtype.is_floating_point and world.size * torch.finfo(dtype).eps > 1:
-            continue  # up to 2 of each rank: more than this type can count to exactly
-        pattern = Pattern(dtype, channel.device, world.size)
-        for size in sizes:
-            count = elements(size, dtype, world)
-            sent = pattern.part(world.rank, 0, count)
-            expected = operation.expected(pattern, world.rank, world.size, count)
-            arrived = torch.full_like(sent, 7)
-            arrived = channel.in_time(partial(operation.run, sent, arrived, channel))
-            if not torch.equal(arrived, expected):
-                faults += 1
-                wrong = int((arrived != expected).nonzero()[0])
-                log.error(
-                    "wrong result of %s, %d bytes of %s: element %d is %s, but %s was expected",
-                    *(name, sent.nbytes, dtype, wrong, arrived[wrong].item()),
-                    expected[wrong].item(),
-                )
-    return faults
+def median_seconds(
+    call: Callable[[], object], size: int, channel: Channel, ranks: Iterable[int]
+) -> float:
+    """Time a call with a message of `size` bytes, as the slowest of some ranks sees it."""
+    calls = 20 if size <= SMALL else 1
+
+    def one_round() -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize(channel.device)
+        return (time.perf_counter() - began) / calls
+
+    seconds = []
+    for _ in range(WARM_UP + ROUNDS):
+        dist.barrier(channel.world.control)
+        seconds.append(within(channel.timeout, one_round))
+    gathered = channel.world.gather(seconds[WARM_UP:])
+    return statistics.median(map(max, zip(*(gathered[rank] for rank in ranks), strict=True)))
+
+
+def compare(sizes: Sequence[int], channel: Channel) -> Iterator[dict[str, Any]]:
+    """Measure the link between each pair of nodes, or of ranks on a single node.
+
+    The first ranks of both nodes send to each other at the same time: the smallest message for the
+    latency, the largest for the bandwidth of each direction. The other ranks wait.
+
+    Raises:
+        RuntimeError: wrong data arrived.
+    """
+    world = channel.world
+    first = {host: world.hostnames.index(host) for host in world.hostnames}
+    for pair in combinations(first.values() if len(first) > 1 else range(world.size), 2):
+        peer = sum(pair) - world.rank if world.rank in pair else None
+        seconds = []
+        for size in (sizes[0], sizes[-1]):
+            sent = torch.full((max(size // 4, 1),), float(world.rank), device=channel.device)
+            received = sent.clone()
+            call = partial(exchange, sent, received, peer, channel.group)
+            seconds.append(median_seconds(call, sent.nbytes, channel, pair))
+            if peer is not None and not (received == peer).all():
+                raise RuntimeError(f"wrong data from rank {peer} on {world.hostnames[peer]}")
+        yield {
+            "ranks": list(pair),
+            "hosts": [world.hostnames[rank] for rank in pair],
+            "microseconds": seconds[0] * 1e6,
+            "gb_s": sent.nbytes / seconds[1] / 1e9,
+        }
+
+
+def exchange(sent: Tensor, received: Tensor, peer: int | None, group: dist.ProcessGroup) -> None:
+    """Send to another rank while receiving from it; without a peer, do nothing."""
+    if peer is not None:
+        transfers = [
+            dist.P2POp(dist.isend, sent, peer, group),
+            dist.P2POp(dist.irecv, received, peer, group),
+        ]
+        for work in dist.batch_isend_irecv(transfers):
+            work.wait()

@@ -1,90 +1,68 @@
-"""What runs measured, made ready to be drawn: read, put in order, named."""
+"""Reads the metrics of runs, and prepares them to be drawn."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from ...core.config import read_yaml
 from ...core.errors import UsageError, printable
-from ...core.filesystem import in_range, read_lines, read_object
-from ..runs import find_runs
+from ...core.filesystem import read_lines, read_object
+from ..runs import find_runs, is_number
 
 # Settings that do not change a curve.
-ELSEWHERE = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
-FEW_SETTINGS = 3  # a legend has room for so many
+IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
+MAX_SETTINGS = 3  # in a label
 
 X = Literal["step", "time", "epoch"]
-Points = list[tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """What a run measured.
+    """The metrics of a run.
 
     Args:
-        name: tells it from the others; folder: the run's.
+        name: the folder, relative to the one that holds all runs.
         settings: the effective ones, and the number of ranks as `ranks`; empty if not known.
-        lines: of metrics.jsonl, by step.
+        lines: of metrics.jsonl, in order of their steps.
     """
 
     name: str
-    folder: Path
     settings: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
 
 
 def load(folders: Sequence[Path]) -> list[Curves]:
-    """Return what the runs in some folders measured; say which have measured nothing yet.
+    """Return the metrics of the runs in some folders; print which runs have none yet.
 
     Raises:
-        UsageError: there is no run, or none has measured anything.
+        UsageError: there is no run, or none has metrics.
     """
-    runs = []
+    runs = {}
     for folder in find_runs(folders):
         try:
-            lines, reason = in_order(read_lines(folder / "metrics.jsonl")), "no line in"
+            lines, reason = read_lines(folder / "metrics.jsonl"), "no line in"
         except OSError:
             lines, reason = [], "can't read"
         if lines:
-            runs.append((folder, lines))
+            runs[folder.resolve()] = lines
         else:
             shown = printable(str(folder))
             print(f"{shown} is left out: {reason} its metrics.jsonl", file=sys.stderr)
     if not runs:
         where = f"in {', '.join(map(str, folders))}" if folders else "without a folder"
         raise UsageError(f"nothing to draw {where}: name folders of runs that have logged a step")
-    names = short_names([folder for folder, _ in runs])
+    root = os.path.commonpath([folder.parent for folder in runs])
     return [
-        Curves(name, folder, read_settings(folder), lines)
-        for name, (folder, lines) in zip(names, runs, strict=True)
+        Curves(os.path.relpath(folder, root), read_settings(folder), lines)
+        for folder, lines in runs.items()
     ]
 
 
-def in_order(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines without those that a later attempt, from an earlier checkpoint, replaced."""
-    kept: list[dict[str, Any]] = []
-    for line in lines:
-        while kept and kept[-1]["step"] > line["step"]:
-            kept.pop()
-        kept.append(line)
-    return kept
-
-
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of different paths that tell them apart."""
-    paths = [folder.resolve().parts for folder in folders]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-length:]) for parts in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return a run's settings and its number of ranks, as far as its folder tells."""
+    """Return a run's settings and its number of ranks, as far as its folder has them."""
     settings = {}
     try:
         settings.update(read_yaml(folder / "config.yaml"))
@@ -95,29 +73,21 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def labels(runs: Sequence[Curves]) -> list[str]:
-    """Return the runs' names, with the settings that differ if they are few."""
+    """Return the names of the runs, with the settings in which they differ if these are few."""
     known = [run.settings for run in runs if run.settings]
-    names = dict.fromkeys(name for settings in known for name in settings)
-    differing = [
-        name
-        for name in names
-        if name not in ELSEWHERE and any(s.get(name) != known[0].get(name) for s in known)
-    ]
-    if not 0 < len(differing) <= FEW_SETTINGS:
+    names = dict.fromkeys(name for settings in known for name in settings if name not in IGNORED)
+    differing = [name for name in names if any(s.get(name) != known[0].get(name) for s in known)]
+    if not 0 < len(differing) <= MAX_SETTINGS:
         return [run.name for run in runs]
-    return [
-        f"{run.name} ({', '.join(f'{name} {run.settings.get(name)}' for name in differing)})"
-        if run.settings
-        else run.name
-        for run in runs
-    ]
+    shown = [", ".join(f"{name} {run.settings.get(name)}" for name in differing) for run in runs]
+    return [f"{run.name} ({text})" for run, text in zip(runs, shown, strict=True)]
 
 
 def positions(runs: Sequence[Curves], x: X) -> tuple[str, list[list[float]]]:
     """Return the unit of x, and for each run the position of each of its lines.
 
     Raises:
-        UsageError: a run has no times, or no end of an epoch.
+        UsageError: a run has no times, or has not finished an epoch.
     """
     if x == "step":
         return "step", [[line["step"] for line in run.lines] for run in runs]
@@ -125,49 +95,23 @@ def positions(runs: Sequence[Curves], x: X) -> tuple[str, list[list[float]]]:
         return "epoch", [epochs(run) for run in runs]
     for run in runs:
         if not all(is_number(line.get("time")) for line in run.lines):
-            raise UsageError(f"{run.folder} has no times in its metrics.jsonl: use --x step")
+            raise UsageError(f"{run.name} has no times in its metrics.jsonl: use --x step")
     times = [[line["time"] - run.lines[0]["time"] for line in run.lines] for run in runs]
-    longest = max(max(each) for each in times)
-    unit, length = next(
-        (unit, length)
-        for unit, length in (("hours", 3600), ("minutes", 60), ("seconds", 1))
-        if longest >= 2 * length or length == 1
-    )
-    return unit, [[time / length for time in each] for each in times]
+    longest = max(map(max, times))
+    lengths = {"hours": 3600, "minutes": 60, "seconds": 1}
+    unit = next((unit for unit in lengths if longest >= 2 * lengths[unit]), "seconds")
+    return unit, [[time / lengths[unit] for time in each] for each in times]
 
 
 def epochs(run: Curves) -> list[float]:
-    """Return the epoch of each line, a fraction between the lines that end one.
+    """Return the epoch of each line; all epochs of a run have the same number of steps.
 
     Raises:
-        UsageError: no line ends one.
+        UsageError: no line ends an epoch.
     """
-    ends = [(0, 0.0)]
-    for line in run.lines:
-        # Not where max_steps cut one short.
-        if is_number(line.get("epoch")) and line["epoch"] > ends[-1][1]:
-            ends.append((line["step"], line["epoch"]))
-    if len(ends) == 1:
-        raise UsageError(f"{run.folder} has not come to the end of an epoch: use --x step")
-    found = []
-    pieces = list(pairwise(ends))
-    for line in run.lines:
-        step = line["step"]
-        # Behind the last end, on with the last one's pace.
-        (s0, e0), (s1, e1) = next((p for p in pieces if step <= p[1][0]), pieces[-1])
-        found.append(e0 + (e1 - e0) * (step - s0) / (s1 - s0))
-    return found
-
-
-def points(run: Curves, metric: str, xs: Sequence[float]) -> Points:
-    """Return positions and values of a metric, without what is no finite number."""
-    return [
-        (x, line[metric])
-        for x, line in zip(xs, run.lines, strict=True)
-        if is_number(line.get(metric))
-    ]
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value that somebody wrote is a finite number that can be drawn."""
-    return isinstance(value, int | float) and in_range(value)
+    ended = [line for line in run.lines if is_number(line.get("epoch"))]
+    # The first line of the last epoch: validations within an epoch repeat its number.
+    last = max(ended, key=lambda line: line["epoch"], default={"epoch": 0, "step": 0})
+    if last["epoch"] <= 0 or last["step"] <= 0:
+        raise UsageError(f"{run.name} has not come to the end of an epoch: use --x step")
+    return [line["step"] * last["epoch"] / last["step"] for line in run.lines]
