@@ -1,9 +1,9 @@
-"""One training at a time in a run folder: who has it, and whether that one still lives.
+"""Makes sure that only one training at a time uses a run folder.
 
-Each attempt at a run has a file: `attempts/1.json`, `attempts/2.json` and so on. The highest number
-has the folder. It is taken by creating the next number, which on shared file systems too only one
-can do. Since no number comes twice, whoever was too slow to follow an attempt that died does not
-take the folder from the one that did.
+Each attempt at a run has a file: `attempts/1.json`, `attempts/2.json` and so on. The attempt with
+the highest number owns the folder. A process becomes the owner by creating the next number, which
+only one process can do, on shared file systems too. The owner updates the time of its file; an
+attempt that no longer does so, or whose process is gone, is dead, and the next one may follow it.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ import psutil
 
 from ..errors import UsageError
 from ..filesystem import open_regular, read_object, write_atomically
-from ..ranks.slurm import jobs
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 20  # seconds between two signs of life: the time of the attempt's file
-SILENCE_LIMIT = 300  # seconds of silence after which an attempt is dead, if nothing else tells
+HEARTBEAT = 20  # seconds between two updates of the time of the attempt's file
+SILENCE_LIMIT = 300  # seconds without an update after which an attempt on another node is dead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,18 +165,17 @@ class RunLock:
 
     def _refuse_living(self, path: Path) -> None:
         owner = _read(path)
-        # The file server itself may have stood still: whoever lives comes back with it.
-        if _is_dead(path, owner, self.mine, look_again_after=2 * HEARTBEAT):
+        if _is_dead(path, owner, self.mine):
             return
         stop = f" (scancel {owner.job})" if owner and owner.job else ""
         raise UsageError(
-            f"{self.run} is the run folder of {owner or 'an unknown process'}, which was last "
-            f"heard of {_silence(path):.0f} s ago: wait for its end, stop it{stop}, or choose "
-            f"another --run-dir; only if it is certainly dead, remove {path}"
+            f"{self.run} is the run folder of {owner or 'an unknown process'}, last updated "
+            f"{_silence(path):.0f} s ago: wait for its end, stop it{stop}, or choose another "
+            f"--run-dir; only if it is certainly dead, remove {path}"
         )
 
     def _live(self) -> None:
-        """Give signs of life, however long a step or a validation takes."""
+        """Update the time of the attempt's file, however long a step or a validation takes."""
         assert self.path
         following = self.folder / f"{int(self.path.stem) + 1}.json"
         while not self.released.wait(HEARTBEAT):
@@ -185,8 +183,8 @@ class RunLock:
                 os.utime(self.path)
                 if following.exists():
                     log.error(
-                        "error: this training gave no sign of life for so long that another one "
-                        "has taken its run folder (%s): it ends here",
+                        "error: this training did not update its file for so long that another "
+                        "one has taken its run folder (%s): it ends here",
                         following,
                     )
                     os._exit(1)
@@ -233,49 +231,23 @@ def _read(path: Path) -> Attempt | None:
     return None
 
 
-def _is_dead(path: Path, owner: Attempt | None, mine: Attempt, look_again_after: float = 0) -> bool:
-    """Return whether an attempt has ended, by what its host, Slurm or its silence say."""
-    if owner is None:
-        return _is_silent(path, look_again_after)
-    if owner.ended:
+def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
+    """Return whether an attempt has ended: by its process, its job's restarts, or its silence."""
+    if owner and owner.ended:
         return True
-    if (owner.host, owner.system) == (mine.host, mine.system):
+    if owner and (owner.host, owner.system) == (mine.host, mine.system):
         return not _runs(owner)
-    if owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job):
-        if owner.restart != mine.restart:
-            # Slurm starts a job again when it has ended the last start, or lost its node.
-            return owner.restart < mine.restart
-        return _is_silent(path, look_again_after)
-    said = _said_by_slurm(owner, mine)
-    if said == "":
-        return True
-    # One that is suspended, or waits to come back, is silent.
-    return (said is None or said.startswith("RUNNING")) and _is_silent(path, look_again_after)
-
-
-def _said_by_slurm(owner: Attempt, mine: Attempt) -> str | None:
-    """Return what Slurm says of a job: nothing if it has it no longer, None if it can't tell."""
-    if not owner.job or (mine.cluster and mine.cluster != owner.cluster):
-        return None
-    try:
-        known = jobs([owner.job, *([mine.job] if mine.job else [])])
-    except UsageError:
-        return None
-    # An answer without ourselves may be another cluster's.
-    return known.get(owner.job, "" if mine.job in known else None)
+    same_job = owner and owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
+    if owner and same_job and owner.restart != mine.restart:
+        # Slurm starts a job again when it has ended the last start, or lost its node.
+        return owner.restart < mine.restart
+    return _silence(path) >= SILENCE_LIMIT
 
 
 def _silence(path: Path) -> float:
-    """Return the seconds since the last sign of life, by the file system's clock alone."""
+    """Return the seconds since the last update, by the file system's clock alone."""
     with tempfile.TemporaryFile(dir=path.parent) as probe, open_regular(path) as file:
         return os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
-
-
-def _is_silent(path: Path, look_again_after: float) -> bool:
-    if _silence(path) < SILENCE_LIMIT:
-        return False
-    time.sleep(look_again_after)
-    return _silence(path) >= SILENCE_LIMIT
 
 
 def _runs(owner: Attempt) -> bool:
