@@ -12,9 +12,7 @@ import os
 import struct
 import urllib.request
 import zlib
-from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,8 +25,7 @@ log = logging.getLogger(__name__)
 
 # What reading a packed file raises if it is cut off or changed.
 DAMAGE = (OSError, EOFError, zlib.error)
-# Bytes of a file, packed or not. The largest of MNIST has 47,040,016.
-LIMIT = 50_000_000
+LIMIT = 50_000_000  # bytes that are read of a file; the largest of MNIST has 47,040,016
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -95,37 +92,18 @@ def stored(path: Path) -> Path:
     return path if path.exists() else path.with_name(path.name + ".gz")
 
 
-class Readable(Protocol):
-    """A file, or the answer of a server."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return at most so many bytes."""
-
-
 def unpacked(path: Path) -> bytes:
     """Return the content of a file, unpacked if its name ends in .gz.
 
     Raises:
-        OSError, EOFError, zlib.error: it is missing, damaged or too large.
+        OSError, EOFError, zlib.error: it is missing or damaged.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return limited(file)
-
-
-def limited(file: Readable) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        OSError: it is larger than LIMIT.
-    """
-    content = file.read(LIMIT + 1)
-    if len(content) > LIMIT:
-        raise OSError(f"more than {LIMIT:,} bytes")
-    return content
+        return file.read(LIMIT)
 
 
 def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
-    """Fetch the four files into `folder`, unless they are there; verify them in either case.
+    """Fetch the four files into `folder` unless they are there, and verify them.
 
     A file that is not the original is renamed to end in .old.
 
@@ -142,7 +120,9 @@ def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
                     continue
                 log.warning("%s is there but not the original: fetching it again", found.name)
             mirror, packed = _fetch(name, folder, checksum, mirrors)
-            _replace(found, folder / f"{name}.gz", packed)
+            if found.exists():
+                os.replace(found, f"{found}.old")
+            write_atomically(folder / f"{name}.gz", packed)
             log.info("%s fetched from %s", name, mirror)
     except OSError as error:
         raise UsageError(f"can't write to the folder {folder}: {error.strerror}") from None
@@ -155,22 +135,15 @@ def _is_original(path: Path, checksum: str) -> bool:
         return False
 
 
-def _replace(found: Path, target: Path, packed: bytes) -> None:
-    """Write a file. One that `read` would take in its place is renamed."""
-    with suppress(FileNotFoundError):
-        os.replace(found, f"{found}.old")
-    write_atomically(target, lambda file: file.write(packed))
-
-
 def _fetch(name: str, folder: Path, checksum: str, mirrors: tuple[str, ...]) -> tuple[str, bytes]:
     """Return the first mirror that has the file right, and the packed file."""
     faults = []
     for mirror in mirrors:
         try:
             with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=30) as answer:
-                packed = limited(answer)
+                packed = answer.read(LIMIT)
             with gzip.open(io.BytesIO(packed)) as file:
-                content = limited(file)
+                content = file.read(LIMIT)
             if hashlib.sha256(content).hexdigest() != checksum:
                 raise ValueError("its checksum is wrong")
         except (*DAMAGE, http.client.HTTPException, ValueError) as error:
