@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from demo import model, train
-from demo.core.checkpoint import dcp
-from demo.core.checkpoint.store import each_leaf
 from demo.core.loading.batches import TrainBatches
 from demo.core.loading.stream import ShardStream
 from demo.core.output.record import record
@@ -26,6 +24,8 @@ from demo.core.ranks.dtensor import is_dtensor
 from demo.core.ranks.process_group import joined
 from demo.core.ranks.signals import StopRequest
 from demo.core.ranks.world import World
+from demo.core.training import shards
+from demo.core.training.checkpoint import each_leaf
 from demo.settings import Settings
 from plans import planning
 from stopwatch import Clock, milliseconds, peak_mib, python_kib
@@ -224,7 +224,7 @@ def parts() -> Figures:
 def training() -> Figures:
     """Train the example; return the figures of the rank, its files and its log."""
     train.Trainer = Rank0
-    dcp.write = lambda *_: None  # it waits for what others would plan
+    shards.write = lambda *_: None  # it waits for what others would plan
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--device=cpu", "--dataset=synthetic", "--batch-size=2", "--max-steps=20"]
         flags += ["--epochs=20", "--log-every=10", "--trackers=none", f"--run-dir={folder}"]

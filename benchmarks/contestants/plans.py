@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from demo.core.checkpoint import dcp as folders
-from demo.core.checkpoint.store import each_leaf, name_in_shards
 from demo.core.ranks.dtensor import is_dtensor
+from demo.core.training import shards
+from demo.core.training.checkpoint import each_leaf, name_in_shards
 from stopwatch import Clock, milliseconds
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -38,7 +38,7 @@ def of_rank(plan: SavePlan, rank: int, size: int) -> SavePlan:
 
 
 def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]:
-    """Plan a save as `folders.write` lets torch do it, once with the plans of all ranks.
+    """Plan a save as `shards.write` lets torch do it, once with the plans of all ranks.
 
     Its check that the parts of all ranks fill each tensor says that those plans are right.
     """
@@ -49,7 +49,7 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
             parts[name_in_shards(place)] = leaf
 
     each_leaf(take, state)
-    writer, planner = folders._Writer(folder), dcp.DefaultSavePlanner()
+    writer, planner = dcp.FileSystemWriter(folder), dcp.DefaultSavePlanner()
     writer.set_up_storage_writer(True)
 
     def own() -> SavePlan:
@@ -60,7 +60,7 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
     sent = [pickle.dumps(of_rank(own(), rank, size)) for rank in range(size)]
 
     def join(sent: list[bytes], clock: Clock) -> tuple[list[SavePlan], Metadata]:
-        planner = folders.planner()
+        planner = shards.planner()
         planner.set_up_planner(parts, writer.storage_meta(), is_coordinator=True)
         with clock:
             plans, metadata = planner.create_global_plan([pickle.loads(each) for each in sent])
@@ -80,9 +80,10 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
         "all plans again ms": later.ms,
         "own plan KiB": len(sent[0]) / 1024,
         "all plans KiB": sum(map(len, sent)) / 1024,
-        "list KiB": (folder / folders.LIST).stat().st_size / 1024,
-        "list ms": milliseconds(folders._Reader(folder).read_metadata),
-        "shard files": sum(bool(plan.items) for plan in plans) + 2,  # the list, the .pt file
+        "list KiB": (folder / ".metadata").stat().st_size / 1024,
+        "list ms": milliseconds(shards._Reader(folder).read_metadata),
+        "shard files": sum(bool(plan.items) for plan in plans)
+        + 3,  # the list, the .pt file, the digests
     }
 
 

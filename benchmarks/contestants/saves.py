@@ -54,7 +54,7 @@ class Timed(train.Trainer):
         began = time.perf_counter()
         super().save(best)
         if AT_ONCE:
-            self.checkpointing.saver.wait()
+            self.checkpointing.wait()
         self.saves.append(time.perf_counter() - began)
 
     def train(self, trackers: list[str]) -> int:

@@ -27,7 +27,7 @@ DOCTOR = (
     "software",
     "trackers",
 )
-CHECK_COMM = ("__init__", "channel", "examine", "operations", "roll_call", "timing")
+CHECK_COMM = ("__init__", "examine", "operations")
 TOOLS = {
     "doctor": [f"doctor/{name}" for name in DOCTOR],
     "check_comm": [f"check_comm/{name}" for name in CHECK_COMM],
@@ -214,13 +214,12 @@ ROOMS = {
     "": "__init__ __main__ data evaluate figures finish inference learner model run_logger "
     "settings torchrun train validate",
     "core/": "__init__ config errors filesystem nested",
-    "core/checkpoint/": "__init__ dcp restore store writer",
     "core/loading/": "__init__ batches seeds steps stream workers",
     "core/output/": "__init__ log metrics provenance record run_lock status system",
     "core/ranks/": "__init__ consistency device dtensor environment process_group signals slurm "
     "step_totals strategy world",
-    "core/training/": "__init__ checkpointing checks ema networks optimizer_state position "
-    "schedule sums update",
+    "core/training/": "__init__ checkpoint checks ema networks optimizer_state position "
+    "schedule shards sums update",
     "tracking/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }

@@ -6,7 +6,6 @@ The second half puts pipes, links, and what unpacks to far too much there.
 """
 
 import io
-import json
 import os
 import pickle
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,44 +126,48 @@ def test_the_calls_are_made_by_an_ordinary_unpickler(beside: Path) -> None:
 
 
 def as_checkpoint(folder: Path, content: bytes) -> None:
-    from demo.core.checkpoint import restore, store
     from demo.core.errors import UsageError
+    from demo.core.training import checkpoint
 
     path = folder / "step-00000001.pt"
     for file in (archive(content), content):
         path.write_bytes(file)
-        store.Checkpoints(folder).newest()
+        sign(path, path)
+        assert checkpoint.Checkpoints(folder).newest() == path
         with suppress(UsageError):
-            restore.load(path)
+            checkpoint.load(path)
 
 
 def as_shards(folder: Path, content: bytes) -> None:
-    """As the list, and as a part."""
-    from demo.core.checkpoint import dcp, restore, store
+    """As the metadata, and as a part."""
     from demo.core.errors import UsageError
+    from demo.core.training import checkpoint
 
     path = folder / "step-00000001.pt"
-    torch.save({"network": {"weight": store.IN_SHARDS}}, path)
-    shards = store.shards_of(path)
-    shards.mkdir(exist_ok=True)
-    part = archive(content)
-    listed = {"network/weight": ("float32", [1], [("part", 0, len(part), [0], [1])])}
-    for files in (
-        {dcp.LIST: archive(content, dcp.LIST_IN)},
-        {dcp.LIST: archive(json.dumps(listed).encode(), dcp.LIST_IN), "part": part},
-    ):
-        for old in shards.iterdir():
-            old.unlink()
-        for name, file in files.items():
-            (shards / name).write_bytes(file)
-        store.Checkpoints(folder).newest()
+    torch.save({"network": {"weight": checkpoint.IN_SHARDS}}, path)
+    shards = checkpoint.shards_of(path)
+    dcp.save({"network/weight": torch.zeros(1)}, checkpoint_id=shards, no_dist=True)
+    metadata = (shards / ".metadata").read_bytes()
+    for files in ((content, b""), (metadata, archive(content))):
+        (shards / ".metadata").write_bytes(files[0])
+        (shards / "__0_0.distcp").write_bytes(files[1])
+        sign(path, path, shards / ".metadata", shards / "__0_0.distcp")
+        assert checkpoint.Checkpoints(folder).newest() == path
         with suppress(UsageError):
-            restore.load(path)
+            checkpoint.load(path)
+
+
+def sign(path: Path, *files: Path) -> None:
+    """Write the digests of a checkpoint, as someone can who plants one."""
+    from demo.core.training.checkpoint import digest_file, digest_line
+
+    lines = [digest_line(each, str(each.relative_to(path.parent))) for each in files]
+    digest_file(path).write_text("\n".join(lines) + "\n")
 
 
 def as_run(folder: Path, content: bytes) -> None:
-    from demo.core.checkpoint.store import Checkpoints
     from demo.core.errors import UsageError
+    from demo.core.training.checkpoint import Checkpoints
     from demo.settings import Settings
     from demo.tools import runs, sync
     from demo.tools.plot import curves
@@ -226,14 +230,12 @@ def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def run(trained: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy of it; who waits for a pipe is interrupted."""
-    from demo.core.checkpoint import store
 
     def interrupt(*_: object) -> None:
         raise TimeoutError("it hangs")
 
-    monkeypatch.setattr(store, "WAITS", ())
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.alarm(60)
     yield shutil.copytree(trained, tmp_path / "run")
@@ -273,16 +275,16 @@ def as_source(run: Path) -> None:
 
 
 def as_weights(run: Path) -> None:
-    from demo.core.checkpoint import restore
+    from demo.core.training.checkpoint import weights
 
-    restore.weights(run)
+    weights(run)
 
 
 def as_resumed(run: Path) -> None:
-    from demo.core.checkpoint import restore
+    from demo.core.training.checkpoint import candidates, load
 
-    for path in restore.candidates(str(run), run.with_name("other")):
-        restore.load(path)
+    for path in candidates(str(run), run.with_name("other")):
+        load(path)
 
 
 def as_synced(run: Path) -> None:
@@ -314,6 +316,7 @@ READ = {
     "config.yaml": (as_synced,),
     "checkpoints/best": (as_source, as_weights, as_synced),
     STEP: (as_source, as_weights, as_resumed),
+    STEP.replace(".pt", ".sha256"): (as_source, as_weights, as_resumed),
     "provenance.json": (as_synced,),
     "status.json": (as_synced,),
     "trackers.json": (as_synced,),
@@ -422,19 +425,20 @@ def test_an_alias_stands_for_its_value(run: Path) -> None:
 
 @pytest.mark.parametrize("name", [STEP, "weights.pt"])
 def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) -> None:
-    from demo.core.checkpoint import restore
     from demo.core.errors import UsageError
+    from demo.core.training import checkpoint
 
     with zipfile.ZipFile(run / name, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("archive/data.pkl", bytes(2**24))
+    sign(run / name, run / name)
     message = r"16777216 bytes in an archive of \d+"
     if name == STEP:
         with pytest.raises(UsageError, match=message):
             as_source(run)
     with pytest.raises(UsageError, match=message):
-        restore.weights(run / name)
+        checkpoint.weights(run / name)
     with pytest.raises(UsageError, match=message):
-        restore.load(run / name)
+        checkpoint.load(run / name)
 
 
 def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
@@ -445,6 +449,7 @@ def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
     for _ in range(40):
         state["more"] = [state["more"], state["more"]]
     torch.save(state, run / STEP)
+    sign(run / STEP, run / STEP)
     for read in (as_source, as_weights, as_resumed):
         with pytest.raises(UsageError, match="it has more than 1000000 values"):
             read(run)
@@ -479,11 +484,11 @@ def test_a_run_does_not_write_through_a_link_of_another_user(run: Path, beside: 
 
 def test_the_weights_of_another_program_may_be_a_link(run: Path, beside: Path) -> None:
     """As they are in a cache of downloads."""
-    from demo.core.checkpoint import restore
+    from demo.core.training.checkpoint import weights
 
     torch.save({"weight": torch.ones(2)}, beside / "blob")
     (beside / "weights.pt").symlink_to(beside / "blob")
-    assert restore.weights(beside / "weights.pt")[1]["network"]["weight"].sum() == 2
+    assert weights(beside / "weights.pt")[1]["network"]["weight"].sum() == 2
 
 
 @pytest.mark.parametrize("words", [["sync", "--trackers=tensorboard"], ["predict"], ["export"]])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from metrics import reproducible
 from renderer import render_project
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from .conftest import Job, srun
 
@@ -110,10 +112,10 @@ def test_both_strategies_give_the_same_parameters(
     assert losses(sharded) == pytest.approx(losses(copied), rel=1e-5)
 
     # Read whole, on no rank, what one wrote as a file and the other in shards is the same too.
-    from demo.core.checkpoint import restore
+    from demo.core.training.checkpoint import load
 
     name = "checkpoints/step-00000020.pt"
-    one, other = (tensors(restore.load(job.run_dir / name)) for job in (copied, sharded))
+    one, other = (tensors(load(job.run_dir / name)) for job in (copied, sharded))
     assert len(one) == 4 * 23 + 1 and one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert other["/networks/network/inlet.weight"].shape == (48, 784)
@@ -179,7 +181,7 @@ def test_one_rank_has_the_whole_network_whatever_the_strategy(
 def test_damaged_shards_are_found(
     project: Path, sharded: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from demo.core.checkpoint.store import Checkpoints, find_fault
+    from demo.core.training.checkpoint import Checkpoints, find_fault
 
     folder = tmp_path / "checkpoints"
     shutil.copytree(sharded.run_dir / "checkpoints", folder)
@@ -201,26 +203,33 @@ def test_damaged_shards_are_found(
     assert "skipping the corrupt checkpoint" in caplog.text
 
 
-def test_the_list_of_shards(project: Path, tmp_path: Path) -> None:
-    """It is no pickle, and damage of it is found."""
-    from demo.core.checkpoint import dcp as folders
+def test_torch_reads_the_shards(project: Path, sharded: Job, tmp_path: Path) -> None:
+    """The folder is one of torch.distributed.checkpoint, for its own programs too."""
+    from demo.core.training.checkpoint import load
 
-    written = {"network/a": torch.arange(1000.0).reshape(10, 100), "b": torch.tensor(3)}
-    dcp.save(written, storage_writer=folders._Writer(tmp_path), no_dist=True)
-    assert not (tmp_path / ".metadata").exists()
-    read = folders.read(tmp_path, dict.fromkeys(written))
-    torch.testing.assert_close(read, written, rtol=0, atol=0)
-    assert folders.find_fault(tmp_path) is None
+    path = sharded.run_dir / "checkpoints/step-00000024.pt"
+    dcp_to_torch_save(path.with_suffix(".shards"), tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    found = load(path)["networks"]["network"]
+    shared = [name for name in found if f"networks/network/{name}" in whole]
+    assert len(shared) > len(found) / 2
+    for name in shared:
+        assert whole[f"networks/network/{name}"].equal(found[name])
 
-    path = tmp_path / folders.LIST
-    whole = path.read_bytes()
-    listed = folders._read_list(path.parent)
-    for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        try:
-            assert folders._read_list(path.parent) == listed
-        except Exception as error:
-            assert not isinstance(error, AssertionError), position
+
+def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> None:
+    """Only tensors, in files of the folder: torch would unpickle anything else."""
+    from demo.core.training import shards
+
+    dcp.save({"a": torch.arange(9.0), "b": "text"}, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(pickle.UnpicklingError, match="BytesStorageMetadata"):
+        shards.read(tmp_path, {"a": None})
+    dcp.save({"a": torch.arange(9.0)}, checkpoint_id=tmp_path, no_dist=True)
+    assert shards.read(tmp_path, {"a": None})["a"].equal(torch.arange(9.0))
+    file = tmp_path / ".metadata"
+    file.write_bytes(file.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../00.distcp"))
+    with pytest.raises(ValueError, match="outside of its folder"):
+        shards.read(tmp_path, {"a": None})
 
 
 def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:

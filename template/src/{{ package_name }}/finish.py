@@ -98,7 +98,7 @@ def _register(trainer: "Trainer", _test: Evaluation) -> None:
         return
     from .inference import load
 
-    trainer.checkpointing.saver.wait()
+    trainer.checkpointing.wait()
     best = trainer.checkpointing.checkpoints.best()
     if best is None:
         raise UsageError("there is no checkpoint")

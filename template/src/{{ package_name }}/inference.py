@@ -13,12 +13,11 @@ import torch
 from torch.utils.data import Dataset
 
 from .core import nested
-from .core.checkpoint import restore
-from .core.checkpoint.store import Checkpoints
 from .core.errors import UsageError
 from .core.loading.batches import evaluation_batches
 from .core.ranks.device import autocast
 from .core.ranks.environment import bound_cpus
+from .core.training import checkpoint
 from .learner import Learner, model_class
 from .settings import Settings
 
@@ -71,10 +70,9 @@ def load(
     Raises:
         UsageError: there is no checkpoint, or it does not fit model.py.
     """
-    path = find_checkpoint(Path(source), which)
-    restore.refuse_damage(path)
+    path = checkpoint.find(Path(source), which)
     settings = settings or settings_of(path)
-    state = restore.load(path)
+    state = checkpoint.load(path)
     learner = model_class()(settings)
     built = learner.build()
     modules = {"network": built} if isinstance(built, torch.nn.Module) else built
@@ -92,28 +90,13 @@ def load(
     return Trained(learner, built, settings, step, path, torch.device(device))
 
 
-def find_checkpoint(source: Path, which: str) -> Path:
-    """Return a checkpoint: the path itself, or the best or latest of a run folder.
-
-    Raises:
-        UsageError: the run folder has none.
-    """
-    if not source.is_dir():
-        return source
-    checkpoints = Checkpoints(source / "checkpoints")
-    found = checkpoints.best() if which == "best" else checkpoints.latest()
-    if found is None:
-        raise UsageError(f"{source} has no {which} checkpoint: name a run folder that has one")
-    return found
-
-
 def settings_of(path: Path) -> Settings:
     """Return the settings that a checkpoint was saved with, wherever it lies now.
 
     Raises:
         UsageError: it can't be read, or one of them is no longer valid.
     """
-    saved = restore.saved_settings(path)
+    saved = checkpoint.saved_settings(path)
     known = {field.name for field in dataclasses.fields(Settings)}
     if gone := saved.keys() - known:
         log.warning("%s has settings that this project lacks: %s", path, ", ".join(sorted(gone)))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from tqdm import tqdm
 
-from .core.checkpoint.store import Checkpoints
 from .core.config import Settings
 from .core.errors import PrintableFormatter, UsageError
 from .core.filesystem import open_regular, read_bytes, set_aside, sync_names, write_atomically
@@ -27,7 +26,7 @@ from .core.output.status import Status, StatusFile
 from .core.ranks.dtensor import full_tensor
 from .core.ranks.environment import srun_step
 from .core.ranks.world import World
-from .core.training.checkpointing import Checkpointing
+from .core.training.checkpoint import Checkpointing, Checkpoints
 from .tracking import Run
 from .tracking.dispatch import Trackers, known_ids, without_secrets
 

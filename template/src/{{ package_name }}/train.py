@@ -19,7 +19,7 @@ from .core.ranks.process_group import joined, lost_ranks_explained
 from .core.ranks.signals import EXIT_CODE, StopRequest
 from .core.ranks.step_totals import StepTotals
 from .core.ranks.world import World
-from .core.training.checkpointing import Checkpointing
+from .core.training.checkpoint import Checkpointing
 from .core.training.networks import Networks, named_parameters
 from .core.training.position import is_due
 from .core.training.schedule import scaling
@@ -100,7 +100,7 @@ class Trainer:
         with (
             self.logger,
             closing(self.loader),
-            checkpointing.saver,
+            checkpointing,
             lost_ranks_explained(world.rank, settings.timeout),
         ):
             while not self.position.is_end(settings):

@@ -187,20 +187,9 @@ def full_path(name: str, path: str) -> str:
     return full
 
 
-def archive_fault(archive: zipfile.ZipFile) -> str | None:
-    """Return what is wrong with an archive that torch wrote, None if nothing."""
-    if fault := size_fault(archive):
-        return fault
-    if damaged := archive.testzip():
-        return f"checksum of {damaged}"
-    # torch takes what has this bit for a folder, and leaves a tensor's memory as it happens to be.
-    folders = [each.filename for each in archive.infolist() if each.external_attr & 0x10]
-    return f"header of {folders[0]}" if folders else None
-
-
-def size_fault(archive: zipfile.ZipFile, times: int = 1) -> str | None:
-    """Return what is wrong with an archive that unpacks to many times its size, None if nothing."""
+def size_fault(archive: zipfile.ZipFile) -> str | None:
+    """Return what is wrong with an archive that unpacks to more than its size, None if nothing."""
     assert archive.fp
     size = archive.fp.seek(0, os.SEEK_END)
     unpacked = sum(each.file_size for each in archive.infolist())
-    return f"{unpacked} bytes in an archive of {size}" if unpacked > times * size else None
+    return f"{unpacked} bytes in an archive of {size}" if unpacked > size else None

@@ -21,7 +21,8 @@ from ..core.loading.seeds import derive, seed_generators
 from ..core.output.log import set_up_logging
 from ..core.ranks.process_group import joined
 from ..core.ranks.world import World
-from ..inference import Trained, find_checkpoint, for_use, load
+from ..core.training.checkpoint import find
+from ..inference import Trained, for_use, load
 from . import program
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         UsageError: there is no checkpoint, it does not fit model.py, or the split can't be indexed.
     """
     flags = read_flags(Flags, argv, program("predict"))
-    path = find_checkpoint(flags.run, flags.checkpoint)
+    path = find(flags.run, flags.checkpoint)
     settings = for_use(path, flags.device, flags.data_dir)
     folder = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     output = flags.output or folder / f"predictions-{flags.split}.jsonl"

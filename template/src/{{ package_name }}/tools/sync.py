@@ -77,7 +77,7 @@ def _sync_one(directory: Path, names: Sequence[str]) -> int:
 
 def sync(directory: Path, names: Sequence[str]) -> int:
     """Send what trackers lack of one run; return 1 if one of them failed."""
-    from ..core.checkpoint.store import Checkpoints
+    from ..core.training.checkpoint import Checkpoints
     from ..run_logger import described, log_of
     from ..tracking.dispatch import known_ids, note_id, without_secrets
 

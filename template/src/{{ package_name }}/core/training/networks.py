@@ -1,20 +1,22 @@
 """A learner's networks and optimizers on this rank: built, distributed, saved and restored."""
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint.restore import weights
-from ..checkpoint.store import parameters_sha256
 from ..config import Settings
 from ..errors import UsageError
+from ..ranks.dtensor import full_tensor
 from ..ranks.strategy import distribute
 from ..ranks.world import World
+from .checkpoint import weights
 from .ema import Average
 from .optimizer_state import load_optimizer, options_of
 
@@ -239,11 +241,16 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:
-    """Return a digest of all parameters and buffers; every rank must call this."""
-    return parameters_sha256(
-        {
-            f"{name}.{key}": value
-            for name, m in modules.items()
-            for key, value in m.state_dict().items()
-        }
-    )
+    """Return the SHA-256 of all parameters and buffers; every rank must call this."""
+    tensors = {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        # As bytes: NumPy does not know bf16.
+        content = full_tensor(tensor.detach()).cpu().reshape(-1)
+        found.update(content.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

@@ -1,1 +1,0 @@
-"""Checkpoints: written aside and renamed, checked, removed, restored."""
