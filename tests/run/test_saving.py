@@ -192,8 +192,6 @@ def test_the_digests_are_those_of_sha256sum(saver: "Checkpointing", tmp_path: Pa
         saver.checkpoints.write({**STATE, "step": step}, step)
     path = saver.checkpoints.path(2)
     command = ["sha256sum", "--check", path.with_suffix(".sha256").name]
-    lines = path.with_suffix(".sha256").read_text().splitlines()
-    path.with_suffix(".sha256").write_text(lines[0] + "\n")
     subprocess.run(command, cwd=path.parent, check=True, capture_output=True)
     content = bytearray(path.read_bytes())
     for position in (0, len(content) // 2, len(content) - 1):
@@ -209,7 +207,7 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
     """A process may be killed between any two of the names that a save replaces."""
     replace = os.replace
     saver.checkpoints.write({**STATE, "again": False}, 1)
-    for killed_at in range(1, 5):
+    for killed_at in range(1, 6):
         calls = iter(range(1, 9))
 
         def one(*names: object, at: int = killed_at, calls: Iterator[int] = calls) -> None:

@@ -224,8 +224,9 @@ def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> 
     dcp.save({"a": torch.arange(9.0), "b": "text"}, checkpoint_id=tmp_path, no_dist=True)
     with pytest.raises(pickle.UnpicklingError, match="BytesStorageMetadata"):
         shards.read(tmp_path, {"a": None})
-    dcp.save({"a": torch.arange(9.0)}, checkpoint_id=tmp_path, no_dist=True)
-    assert shards.read(tmp_path, {"a": None})["a"].equal(torch.arange(9.0))
+    dcp.save({"a": torch.arange(9.0), "b": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
+    found = shards.read(tmp_path, {"a": None, "b": None})
+    assert found["a"].equal(torch.arange(9.0)) and found["b"].equal(torch.ones(2))
     file = tmp_path / ".metadata"
     file.write_bytes(file.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../00.distcp"))
     with pytest.raises(ValueError, match="outside of its folder"):

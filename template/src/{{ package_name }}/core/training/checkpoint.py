@@ -167,15 +167,19 @@ class Checkpoints:
             shutil.rmtree(shards_of(path), ignore_errors=True)
             os.replace(shards, shards_of(path))
 
+        # The file that is there counts until the new one replaces it.
+        old = [each for each in _digest_lines(path) if each.endswith(path.name)]
+        new = [*digests]
+
         def content(file: BinaryIO) -> None:
             hashed = _Hashed(file)
             torch.save(state, cast("BinaryIO", hashed))
-            lines = [*digests, f"{hashed.digest.hexdigest()}  {path.name}"]
-            # The file that is there counts until the new one replaces it.
-            lines += [each for each in _digest_lines(path) if each.endswith(path.name)]
-            write_atomically(digest_file(path), "\n".join(lines) + "\n")
+            new.append(f"{hashed.digest.hexdigest()}  {path.name}")
+            write_atomically(digest_file(path), "\n".join((*new, *old, "")))
 
         write_atomically(path, content)
+        if old:  # sha256sum would count them as failures
+            write_atomically(digest_file(path), "\n".join((*new, "")))
         if not digests:
             shutil.rmtree(shards_of(path), ignore_errors=True)
         for pointer in ("latest", "best") if best else ("latest",):

@@ -119,7 +119,8 @@ class _Reader(dcp.FileSystemReader):
         return found
 
     def _slice_file(self, *arguments: Any) -> Any:  # noqa: ANN401 - torch's own types
-        part = super()._slice_file(*arguments)
+        # zipfile can't read torch's view of a part: its `seek` from the end goes beyond it.
+        part = io.BytesIO(super()._slice_file(*arguments).read())
         with zipfile.ZipFile(part) as archive:
             if fault := size_fault(archive):
                 raise ValueError(fault)
