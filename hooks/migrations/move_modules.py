@@ -8,9 +8,9 @@ in question:
 
 Before, it keeps the files that move and those that git ignores, as they are and as the old version
 rendered them, in the git folder. After, it merges each edited one into the file that took its
-place, as git does. An edited file that was split, or has gone, becomes `<name>.old`. Imports of
-modules that moved follow them. A line on stderr names each file that this concerns. TABLE, beside
-this file, says what moved.
+place, as git does. An edited file that was split, merged with others, or removed becomes
+`<name>.old`. Imports of modules that moved follow them. A line on stderr names each file that this
+concerns. TABLE, beside this file, says what moved.
 """
 
 import re
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import copier
@@ -92,20 +93,23 @@ def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
     paths = {path: new.split() for path, new in table["paths"].items()}
     moved = {path: new for path, new in paths.items() if (kept / "base" / path).is_file()}
     imports = Imports(package, moved, table.get("names", {}), table.get("gone", {}))
+    sources = Counter(new[0] for new in moved.values() if len(new) == 1)
     for path, new in moved.items():
         mine, base = kept / "mine" / path, kept / "base" / path
+        there = [each for each in new if Path(each).is_file()]
+        # A module that took in several, or was there before, is the new version of none of them.
+        alone = len(new) == 1 == len(there) == sources[new[0]] and not _git("ls-files", new[0])
         if not mine.is_file():
-            _stay_deleted(path, new)
-        elif len(new) == 1 and (now := Path(new[0])).is_file():
+            _stay_deleted(path, there, alone)
+        elif alone:
+            now = Path(new[0])
             if _executable(mine) != _executable(base):
                 now.chmod(mine.stat().st_mode)
             if _lines(mine) != _lines(base):
                 _merge(imports, path, now, mine, _lines(base))
         elif _lines(mine) != _lines(base):
-            now_in = f"what it had is now in {', '.join(new)}" if new else "nothing takes its place"
-            _say(
-                f"{path}, which you edited, is gone; your file is {_old(path, mine)}, and {now_in}"
-            )
+            has = f"{', '.join(there)} has what it had" if there else "nothing takes its place"
+            _say(f"{path}, which you edited, is gone; your file is {_old(path, mine)}, and {has}")
     for file in sorted((kept / "ignored").rglob("*")):
         path = str(file.relative_to(kept / "ignored"))
         if file.is_file() and path not in moved:
@@ -174,13 +178,13 @@ def _mark_unmerged(file: Path, hashes: list[str]) -> None:
     subprocess.run(["git", "update-index", "--index-info"], input=text.encode(), check=True)
 
 
-def _stay_deleted(path: str, new: list[str]) -> None:
-    """Delete what took the place of a file that the user had deleted."""
-    if len(new) == 1 and Path(new[0]).is_file():
-        Path(new[0]).unlink()
-        _say(f"{path}, which you deleted or renamed, is now {new[0]}; it stays deleted")
-    elif new:
-        _say(f"{path}, which you deleted or renamed, was split; it is back as {', '.join(new)}")
+def _stay_deleted(path: str, there: list[str], alone: bool) -> None:
+    """Delete what took the place of a file that the user had deleted, and of no other file."""
+    if alone:
+        Path(there[0]).unlink()
+        _say(f"{path}, which you deleted or renamed, is now {there[0]}; it stays deleted")
+    elif there:
+        _say(f"{path}, which you deleted or renamed, is gone; {', '.join(there)} has what it had")
 
 
 def _old(path: str, mine: Path) -> str:

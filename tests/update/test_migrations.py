@@ -165,6 +165,39 @@ def test_a_kept_file_takes_no_name_of_another(early: Path) -> None:
     assert (early / "src/demo/sweep.py.old2").read_text() == "ours = True\n"
 
 
+def test_a_module_that_took_in_others_stays_as_it_is(template: Path, tmp_path: Path) -> None:
+    """It is the new version of none of them: their edits are kept beside, their deletion said."""
+    package = template / PACKAGE
+    (package / "core/checkpoint").mkdir()
+    new = package / "core/training/checkpoint.py"
+    present = new.read_text()
+    new.unlink()
+    olds = ("core/checkpoint/restore.py", "core/checkpoint/store.py", "core/checkpoint/writer.py")
+    rolls = ("tools/check_comm/roll_call.py", "tools/check_comm/timing.py")
+    for name in (*olds, *rolls):
+        (package / name).write_text(f'"""{name}"""\n')
+    commit(template, "Before the first release")
+    project = start(template, tmp_path / "project")
+    for name in (olds[0], rolls[0]):
+        (project / "src/demo" / name).write_text("ours = True\n")
+    for name in (olds[2], rolls[1]):
+        (project / "src/demo" / name).unlink()
+    commit(project, "Our own work")
+    for name in (*olds, *rolls):
+        (package / name).unlink()
+    new.write_text(present)
+    commit(template, "The first release", tag="v1.0.0")
+    done = copier(project, "update", "--defaults", "--trust")
+    assert done.returncode == 0, done.stderr
+    fresh = contents(render(template, tmp_path / "fresh", {"package_name": "demo"}, "v1.0.0"))
+    kept = {f"src/demo/{name}.old": "ours = True\n" for name in (olds[0], rolls[0])}
+    assert contents(project) == fresh | kept
+    for name in kept:
+        assert f"{name.removesuffix('.old')}, which you edited, is gone; your file" in done.stderr
+    gone = "which you deleted or renamed, is gone; src/demo/core/training/checkpoint.py has what"
+    assert f"src/demo/{olds[2]}, {gone} it had\n" in done.stderr
+
+
 def test_files_that_git_ignores_are_not_lost(template: Path, tmp_path: Path) -> None:
     """Copier overwrites them, or deletes them, and git has no copy."""
     script, page = (template / f"template/{name}.jinja" for name in (SCRIPT, "docs/slurm.md"))
