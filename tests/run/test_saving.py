@@ -247,3 +247,14 @@ def test_a_checkpoint_that_one_rank_cannot_load_ends_all(
     monkeypatch.setattr(type(saver.world), "gather", lambda _, own: [own, error])
     with pytest.raises(UsageError, match="of another rank"):
         Checkpointing(networks, None, saver.settings, saver.world, 1)
+
+    # Only rank 0 compares the digests, which takes reading all shards.
+    saver.checkpoints.path(1).with_suffix(".sha256").write_text("")
+    found = saver.checkpoints.path(1)
+    monkeypatch.setattr(type(saver.world), "on_main", lambda *_: found)
+    monkeypatch.setattr(type(saver.world), "gather", lambda _, own: [own, own and error])
+    with pytest.raises(UsageError, match="does not list it"):
+        Checkpointing(networks, None, saver.settings, saver.world, 1)
+    saver.world.rank = 1
+    with pytest.raises(UsageError, match="was not saved by"):
+        Checkpointing(networks, None, saver.settings, saver.world, 1)

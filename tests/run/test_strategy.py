@@ -227,6 +227,10 @@ def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> 
     dcp.save({"a": torch.arange(9.0), "b": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
     found = shards.read(tmp_path, {"a": None, "b": None})
     assert found["a"].equal(torch.arange(9.0)) and found["b"].equal(torch.ones(2))
+    part = (tmp_path / "__0_0.distcp").rename(tmp_path / "part")
+    (tmp_path / "__0_0.distcp").symlink_to(part)
+    with pytest.raises(OSError, match="it is a link"):
+        shards.read(tmp_path, {"a": None})
     file = tmp_path / ".metadata"
     file.write_bytes(file.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../00.distcp"))
     with pytest.raises(ValueError, match="outside of its folder"):

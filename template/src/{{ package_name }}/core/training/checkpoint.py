@@ -338,17 +338,18 @@ def candidates(resume: str, run_dir: Path) -> Iterator[Path]:
         log.warning("no checkpoint in %s can be read: starting from step 0", own.folder)
 
 
-def read(path: Path, like: Like = lambda *_: None) -> Any:  # noqa: ANN401 - whatever the file holds
+def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  # noqa: ANN401 - whatever the file holds
     """Return what a file that torch wrote holds, and its shards. A file can't run code.
 
     Args:
         path: the file.
         like: says how tensors are laid out over the ranks; None for a whole one, on the CPU.
+        check: whether to compare the digests, if there are some.
 
     Raises:
         UsageError: it is damaged, is no checkpoint, or can't be read.
     """
-    if digest_file(path).exists() and (fault := find_fault(path)):
+    if check and digest_file(path).exists() and (fault := find_fault(path)):
         raise UsageError(f"{path} is no readable checkpoint ({fault}): name another one")
     sharded: dict[str, Tensor | None] = {}
 
@@ -412,13 +413,13 @@ def saved_settings(path: Path) -> dict[str, Any]:
     return state["settings"]
 
 
-def load(path: Path, like: Like = lambda *_: None) -> dict[str, Any]:
+def load(path: Path, like: Like = lambda *_: None, check: bool = True) -> dict[str, Any]:
     """Return a checkpoint's state, as `read` does.
 
     Raises:
         UsageError: it can't be read, or is not one of this project's checkpoints.
     """
-    state = read(path, like)
+    state = read(path, like, check)
     if not isinstance(state, dict) or not {"networks", "optimizers", "position"} <= set(state):
         raise UsageError(
             f"{path} is no checkpoint of this version of the project: start a new run from its "
@@ -679,7 +680,8 @@ class Checkpointing:
             return
         state, error = {}, None
         try:
-            state = load(path, self.networks.like)
+            # One rank reads all shards for the digests; each of the others reads its parts only.
+            state = load(path, self.networks.like, check=self.world.is_main)
         except UsageError as caught:
             error = caught
         for each in self.world.gather(error):

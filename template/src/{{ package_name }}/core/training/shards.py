@@ -9,7 +9,8 @@ import io
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ..filesystem import read_bytes, size_fault
+from ..filesystem import open_regular, read_bytes, size_fault
 from ..ranks.dtensor import is_dtensor
 
 KNOWN: dict[tuple[str, str], Any] = {
@@ -102,8 +103,19 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return tensors
 
 
+class _Files(filesystem.FileSystem):
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:  # noqa: ANN401 - as torch's
+        with open_regular(Path(path), mode) as file:
+            yield file
+
+
 class _Reader(dcp.FileSystemReader):
     """Reads tensors only. torch would unpickle any other value, with whatever it names."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = _Files()
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Any:  # noqa: ANN401 - Metadata
         content = read_bytes(Path(self.path) / ".metadata", most=2**28)
