@@ -16,7 +16,14 @@ JUNK = (
     *("src/.idea/modules.py", "src/demo/.ipynb_checkpoints/train-checkpoint.py", "notes.txt"),
 )
 MADE = (
-    *("data/MNIST/train.gz", "logs/demo-7.out", "runs/demo/log.txt", "plot.png", ".venv/bin/a.py"),
+    *(
+        "data/MNIST/train.gz",
+        "logs/demo-7.out",
+        "runs/demo/log.txt",
+        "plot.png",
+        "network.pt2",
+        ".venv/bin/a.py",
+    ),
     *(".env", "src/demo/__pycache__/train.pyc", "src/demo.egg-info/PKG-INFO", "build/a.py"),
     *("tests/__pycache__/conftest.pyc", "slurm/__pycache__/a.sh"),
 )

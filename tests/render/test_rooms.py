@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "tools": {"core", "tracking", "program", *YOURS},
 }
 # In core/, too, imports run one way: a room imports those that stand before it.
-CORE = ("", "ranks", "loading", "output", "checkpoint", "training")
+CORE = ("", "ranks", "loading", "output", "training")
 
 
 def room_of(module: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ The program, from the command to the files of a run:
     torchrun.py   torchrun, with the signals and exit codes of a job
 
 What it is made of:
-    core/         what the loop stands on: ranks, loading, training, checkpoint, output
+    core/         what the loop stands on: ranks, loading, training, output
     tracking/     experiment trackers
     tools/        commands around the training
 """
