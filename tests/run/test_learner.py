@@ -275,6 +275,16 @@ class Many(Regression):
         return Learner.describe(self, prediction)
 
 
+class Rowless(Regression):
+    def predict(self, network, batch):
+        return super().predict(network, batch).mean()
+
+
+class Undescribed(Regression):
+    def describe(self, prediction):
+        return prediction
+
+
 class Several(Regression):
     """Its predictions fail, but not those of one sample."""
 
@@ -436,6 +446,21 @@ def test_predictions_of_many_numbers_are_said_to_be_so(
     job = spawn(learners, tmp_path / "log", [command], [{"KIND": "Many"}]).wait()
     assert job.codes == [0], job.log
     assert " bytes each: describe in model.py decides what is kept" in job.log
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Rowless", "predict in model.py returned no row for each of"),
+        ("Undescribed", "describe in model.py returned what JSON can't hold (Object of type Te"),
+    ],
+)
+def test_predictions_that_cannot_be_written(
+    learners: Path, alone: Job, tmp_path: Path, kind: str, message: str
+) -> None:
+    command = ["demo", "predict", str(alone.run_dir), f"--output={tmp_path / 'none.jsonl'}"]
+    check_error(spawn(learners, tmp_path / "log", [command], [{"KIND": kind}]).wait(), message)
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def python(project: Path, folder: Path, code: str, **env: str) -> str:
@@ -680,7 +705,7 @@ from demo.core.ranks.signals import StopRequest
 from demo.core.output.record import record
 from torch import nn
 
-folder, Base = sys.argv[1], model.Model
+folder, Base, Learner = sys.argv[1], model.Model, model.Learner
 
 
 def of(**changes):
@@ -690,8 +715,7 @@ def of(**changes):
 
 def plain(**changes):
     """Return one that measures its loss alone."""
-    learner = model.Learner
-    usual = {"measure": learner.measure, "conclude": learner.conclude, "metrics": learner.metrics}
+    usual = {"measure": Learner.measure, "conclude": Learner.conclude, "metrics": Learner.metrics}
     return of(**usual | changes)
 
 
@@ -721,6 +745,9 @@ WRONG = {
     "a list of optimizers": of(optimizers=lambda self, network: [SGD(network.parameters())]),
     "no such optimizer": of(train_step=lambda self, loop: loop.update(self.loss, "critic")),
     "no learner": None,
+    "no build": of(build=Learner.build),
+    "no optimizers": of(optimizers=Learner.optimizers),
+    "no method loss": plain(loss=Learner.loss),
     # The errors of model.py itself:
     "a mistake in inputs": of(inputs=lambda *_: {}["inputs"], predict=lambda *_: None),
     "a mistake in predict": of(predict=lambda *_: {}["predict"]),
@@ -756,6 +783,9 @@ SAID = {
     "a list of networks": "build in model.py returned list: return one Module, or a dictionary",
     "a list of optimizers": "optimizers in model.py returned list: return one Optimizer, or a",
     "no such optimizer": "train_step updates with 'critic', but optimizers in model.py returned",
+    "no build": "Model in model.py has no method 'build': learner.py describes it",
+    "no optimizers": "Model in model.py has no method 'optimizers': learner.py describes it",
+    "no method loss": "Model in model.py has no method 'loss': learner.py describes it",
     "no learner": "model.py has no 'class Model(Learner)', whose methods say what is trained",
     "a mistake in inputs": "inputs",
     "a mistake in predict": "predict",
@@ -791,6 +821,9 @@ def test_a_model_of_functions_is_told_what_it_lacks(
     words = [command, str(alone.run_dir)] if command == "predict" else [command]
     job = spawn(old, tmp_path / "run", [["demo", *words, "--device=cpu"]], [{}]).wait()
     check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md")
+    (old / "src" / "demo" / "model.py").write_text("import torch\nimport torhc\n")
+    job = spawn(old, tmp_path / "typo", [["demo", *words, "--device=cpu"]], [{}]).wait()
+    check_error(job, "there is no module torhc (", "src/demo/model.py, line 2): if it is of")
     assert not (old / "runs").exists()
 
 

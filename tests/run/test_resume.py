@@ -523,9 +523,11 @@ def test_a_file_that_is_no_checkpoint_is_refused(launch: Launch, tmp_path: Path)
     torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
     with zipfile.ZipFile(tmp_path / "archive.pt", "w") as archive:
         archive.writestr("a", "b")
-    for name in ("foreign.pt", "archive.pt"):
+    (tmp_path / "text.pt").write_text("# A title\n")
+    for name in ("foreign.pt", "archive.pt", "text.pt"):
         job = launch(1, f"--resume={tmp_path / name}")
         assert job.codes == [1]
+        assert "In PyTorch 2.6" not in job.log, "torch advises to let the file run code"
         assert f"{name} is no checkpoint" in job.log and "Traceback" not in job.log
 
 

@@ -201,7 +201,7 @@ def test_an_environment_is_whole_or_said_not_to_be(
     env = clean_environment(newcomer)
     done = subprocess.run(train, cwd=newcomer, env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no module yaml: ") and "setup" in done.stderr
+    assert done.stderr.startswith("error: there is no module yaml (") and "setup" in done.stderr
     (newcomer / "gone").rename(package)
 
     # An environment that was copied along would run the original folder's code.

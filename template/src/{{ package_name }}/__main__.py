@@ -193,10 +193,11 @@ def main() -> None:
             and error.name
             and not error.name.startswith(__package__)
         ):
+            place = traceback.extract_tb(error.__traceback__)[-1]
             print(
-                f"error: there is no module {error.name}: if it is of this project's environment, "
-                "'make setup' completes that; where this does not help, 'make clean-env setup' "
-                "makes it again",
+                f"error: there is no module {error.name} ({printable(place.filename)}, line "
+                f"{place.lineno}): if it is of this project's environment, 'make setup' completes "
+                "that; where this does not help, 'make clean-env setup' makes it again",
                 file=sys.stderr,
             )
         else:

@@ -66,21 +66,21 @@ class Learner:
 
     def build(self) -> nn.Module | dict[str, nn.Module]:
         """Return the network to train, or several by name; torch is seeded, alike on all ranks."""
-        raise NotImplementedError
+        raise UsageError("Model in model.py has no method 'build': learner.py describes it")
 
     def optimizers(self, networks: Networks) -> Optimizer | dict[str, Optimizer]:
         """Return the optimizer, or several by name.
 
         The learning rate of each group of parameters is the one it has here, times `schedule`.
         """
-        raise NotImplementedError
+        raise UsageError("Model in model.py has no method 'optimizers': learner.py describes it")
 
     def loss(self, networks: Networks, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, a scalar.
 
         A loss with parameters of its own belongs inside a network, where ranks share its gradients.
         """
-        raise NotImplementedError
+        raise UsageError("Model in model.py has no method 'loss': learner.py describes it")
 
     def train_step(self, loop: "Loop") -> None:
         """Take a step: one update by the loss, or several updates of different networks."""

@@ -95,6 +95,7 @@ class Trainer:
             )
         self.evaluator.check(self.datasets.validation)
         if settings.dry_run:
+            log.info("dry run: a sample was evaluated and predicted; no step was taken")
             return 0
         self.logger = RunLogger(settings, world, trackers, checkpointing, self.learner.best)
         with (

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(dataset, IterableDataset):
             raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")
         lines = predictions(trained, dataset, flags.batch_size or settings.test_batch_size, world)
-        encoded = (json.dumps(line).encode() + b"\n" for line in lines)
+        encoded = (_encode(line) for line in lines)
         if world.is_main:
             _write(output, encoded)
             log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
@@ -100,10 +100,27 @@ def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: Worl
         samples = min(batch_size, len(mine) - number * batch_size)
         if samples > 0:
             found = trained.predict(next(batches))
-            rows = [trained.learner.describe(each) for each in nested.split(found, samples)]
+            try:
+                parts = list(nested.split(found, samples))
+            except IndexError:
+                raise UsageError(
+                    f"predict in model.py returned no row for each of {samples} samples: return "
+                    "tensors whose first dimension is the batch"
+                ) from None
+            rows = [trained.learner.describe(each) for each in parts]
         gathered = world.gather_on_main(rows)
         for turn in range(batch_size):
             yield from (each[turn] for each in gathered if turn < len(each))
+
+
+def _encode(line: Any) -> bytes:  # noqa: ANN401 - whatever `describe` returned
+    try:
+        return json.dumps(line).encode() + b"\n"
+    except TypeError as error:
+        raise UsageError(
+            f"describe in model.py returned what JSON can't hold ({error}): return numbers, texts, "
+            "lists or dictionaries"
+        ) from None
 
 
 def _write(path: Path, lines: Iterator[bytes]) -> None:

@@ -20,6 +20,7 @@ from copy import copy
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
@@ -382,6 +383,8 @@ def _explained(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno:
             raise unreadable(path, error) from None
         reason = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, UnpicklingError):  # torch advises here to let the file run code
+            reason = "torch.load can't read it with weights_only=True"
         raise UsageError(f"{path} is no checkpoint: {reason}") from None
 
 
