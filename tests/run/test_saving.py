@@ -225,14 +225,21 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
 def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     """As earlier versions saved it: nothing begins at step 0 because of it."""
     from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import load
+    from demo.core.training.checkpoint import load, shards_of
 
     saver.checkpoints.write(STATE, 1)
     path = saver.checkpoints.path(1)
     path.with_suffix(".sha256").unlink()
-    with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* Give --resume"):
+    with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* give --resume"):
         saver.checkpoints.newest()
     assert load(path)["networks"] == {}
+    # Their shards had another format. No command is named that would then be refused.
+    shards_of(path).mkdir()
+    (shards_of(path) / "list.zip").touch()
+    with pytest.raises(UsageError, match="of this project: finish the run with the version"):
+        saver.checkpoints.newest()
+    with pytest.raises(UsageError, match="only that version can read it: finish the run"):
+        load(path)
 
 
 def test_a_checkpoint_that_one_rank_cannot_load_ends_all(

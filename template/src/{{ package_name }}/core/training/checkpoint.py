@@ -100,9 +100,10 @@ class Checkpoints:
                 yield path
             elif path.exists():
                 if not digest_file(path).exists():
+                    resume = f"give --resume {path} and another --run-dir, or "
                     raise UsageError(
                         f"{path} has no {digest_file(path).name}: it was saved by an earlier "
-                        f"version of this project. Give --resume {path} and another --run-dir, or "
+                        f"version of this project: {'' if shards_of(path).exists() else resume}"
                         "finish the run with the version that began it"
                     )
                 log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
@@ -352,6 +353,11 @@ def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  
     """
     if check and digest_file(path).exists() and (fault := find_fault(path)):
         raise UsageError(f"{path} is no readable checkpoint ({fault}): name another one")
+    if (shards_of(path) / "list.zip").exists():
+        raise UsageError(
+            f"{path} was saved with FSDP by an earlier version of this project, and only that "
+            "version can read it: finish the run with the version that began it"
+        )
     sharded: dict[str, Tensor | None] = {}
 
     def look(key_path: KeyPath, leaf: Any) -> None:  # noqa: ANN401
