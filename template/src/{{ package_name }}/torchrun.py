@@ -23,6 +23,8 @@ from .core.ranks.environment import rendezvous_address, srun_step
 
 SAVING_SECONDS = 120
 """how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
+MEETING_SECONDS = 300
+"""how long nodes wait for the first one; torchrun's 60 are few"""
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:
@@ -48,6 +50,8 @@ def run() -> None:
     if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
         try:
             sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")
+            # One node may start minutes after another, such as from an image that is not cached.
+            sys.argv.insert(1, f"--rdzv-conf=read_timeout={MEETING_SECONDS}")
         except UsageError as error:
             sys.exit(f"error: {error}")
     # Only now: the import takes a second, in which a signal may come.
