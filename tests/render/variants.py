@@ -211,8 +211,8 @@ ALWAYS = (
 )
 # Rooms of src/<package>/, and the modules in them that every project has.
 ROOMS = {
-    "": "__init__ __main__ data evaluate figures finish inference learner model run_logger "
-    "settings torchrun train validate",
+    "": "__init__ __main__ data evaluate figures inference learner model run_logger settings "
+    "torchrun train",
     "core/": "__init__ config errors filesystem nested",
     "core/loading/": "__init__ batches seeds steps stream workers",
     "core/output/": "__init__ log metrics provenance record run_lock status system",

@@ -1,7 +1,7 @@
 """Edits of a project go along when the template moves its files: real versions, edited in ten ways.
 
-The old versions are commits of this repository: the first that rendered a project, and the last
-whose modules lay flat.
+The old versions are commits of this repository: the first that rendered a project, the last whose
+modules lay flat, and the last with several modules for checkpoints.
 """
 
 import io
@@ -23,6 +23,7 @@ from hooks.migrations.imports import Imports
 
 FIRST_DAY = "03882d74b1b8fc46b55da0c242238e84510d5bd1"
 FLAT = "f8d5c72c7760566dc32d49cd6942c0929677ab24"
+ROOMS = "9d9679ec7ec4cefeda4ad23cd1cc3f1243796a19"
 TABLE = yaml.safe_load((TEMPLATE / "hooks/migrations/rooms.yaml").read_text("utf-8"))
 OWN = ("configs/train.yaml", *(f"src/demo/{name}.py" for name in ("model", "data", "figures")))
 
@@ -91,11 +92,15 @@ def test_the_table_names_what_is_there() -> None:
 @pytest.fixture(scope="module", params=[FIRST_DAY, FLAT], ids=["first-day", "flat"])
 def old(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a template, whose v1.0.0 is the present one, and a project from before it."""
-    folder = tmp_path_factory.mktemp("old")
+    return from_commit(request.param, tmp_path_factory.mktemp("old"))
+
+
+def from_commit(old: str, folder: Path) -> Path:
+    """Make a template whose v1.0.0 is the present one, and a project of an old commit."""
     template = folder / "template"
     names = ["copier.yml", "hooks", "template"]
     archive = subprocess.run(
-        ["git", "archive", request.param, *names], cwd=TEMPLATE, check=True, capture_output=True
+        ["git", "archive", old, *names], cwd=TEMPLATE, check=True, capture_output=True
     )
     template.mkdir()
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
@@ -342,3 +347,25 @@ def test_imports_are_rewritten_and_nothing_else(
         "if x: from .errors import A, UsageError\n",
     }
     assert bool(problems) == (before in by_hand)
+
+
+def test_edits_of_modules_that_became_one_are_kept_and_it_stays(tmp_path: Path) -> None:
+    old = from_commit(ROOMS, tmp_path)
+    package = old / "project/src/demo"
+    (package / "validate.py").unlink()
+    for name in ("finish", "core/checkpoint/store", "core/training/checkpointing"):
+        with (package / f"{name}.py").open("a") as file:
+            file.write("# ours\n")
+    commit(old / "project", "Our own work")
+    updated = update(old, old / "project")
+    for name, now in (
+        ("finish", "train"),
+        ("core/checkpoint/store", "core/training/checkpoint"),
+        ("core/training/checkpointing", "core/training/checkpoint"),
+    ):
+        assert (package / f"{name}.py.old").read_text().endswith("# ours\n")
+        assert (package / f"{now}.py").read_text() == updated.fresh[f"src/demo/{now}.py"]
+        said = f"{name}.py, which you edited, is gone; your file is kept as src/demo/{name}.py.old"
+        assert f"{said}, and src/demo/{now}.py has what it had\n" in updated.said
+    said = "src/demo/validate.py, which you deleted or renamed, is gone; src/demo/train.py has"
+    assert said in updated.said

@@ -10,8 +10,6 @@ The program, from the command to the files of a run:
     __main__.py   the table of commands
     train.py      the training loop
     evaluate.py   metrics over a data set
-    validate.py   a validation: metrics, the best checkpoint, early stopping
-    finish.py     the end of a run: a stop; or test, summary, figures, registry
     learner.py    the class that model.py fills in
     run_logger.py what a run writes and shows
     inference.py  use of a trained network

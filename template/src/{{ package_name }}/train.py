@@ -1,13 +1,18 @@
-"""The training loop."""
+"""The training: the loop over epochs and steps, validations, and the end of a run."""
 
 import logging
+import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from . import data
 from .core.errors import UsageError
+from .core.filesystem import read_object
 from .core.loading.seeds import derive, seed_generators
 from .core.loading.steps import Loaded, StepLoader, sizes
 from .core.output import run_lock
@@ -20,17 +25,15 @@ from .core.ranks.signals import EXIT_CODE, StopRequest
 from .core.ranks.step_totals import StepTotals
 from .core.ranks.world import World
 from .core.training.checkpoint import Checkpointing
-from .core.training.networks import Networks, named_parameters
+from .core.training.networks import Networks, digest, named_parameters
 from .core.training.position import is_due
 from .core.training.schedule import scaling
 from .core.training.update import Loop
-from .evaluate import Evaluator
-from .finish import finish, is_finished, stop
+from .evaluate import Evaluation, Evaluator
 from .learner import Learner, model_class, weight_function
 from .run_logger import RunLogger, with_run_dir
 from .settings import Settings
 from .tracking import select
-from .validate import validate
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,13 @@ def run(settings: Settings, request: StopRequest) -> int:
 
 
 class Trainer:
-    """A learner's networks, its data, and how far the ones are trained on the other."""
+    """Trains a learner's networks on its datasets.
+
+    Args:
+        learner: makes the networks, the optimizers and the loss.
+        settings: of the run. world: the ranks.
+        request: says whether a signal asked the run to stop.
+    """
 
     def __init__(
         self, learner: Learner, settings: Settings, world: World, request: StopRequest
@@ -108,8 +117,8 @@ class Trainer:
                 if not self._train_epoch():
                     self.logger.ending = "preempted"
                     return EXIT_CODE
-            validate(self)
-            code = finish(self)
+            self.validate()
+            code = self.finish()
             self.logger.ending = "finished"
         return code
 
@@ -132,7 +141,7 @@ class Trainer:
                 break
             # Here, behind the totals: a signal need not wait for a validation.
             if is_due(settings.validate_every, position.step):
-                validate(self)
+                self.validate()
                 if position.is_end(settings):
                     break
             # The next step's totals are summed while this step is computed.
@@ -149,7 +158,7 @@ class Trainer:
         bar.close()
         self.meter.count_time()
         if stopping:
-            stop(self)
+            self._stop()
         elif samples == 0:
             self._end_epoch()
         return not stopping
@@ -202,7 +211,7 @@ class Trainer:
         if self.position.step == 0:
             raise UsageError("the training set has no samples: is data_dir the right folder?")
         if is_due(self.settings.validate_epochs, self.position.epoch + 1):
-            validate(self, epoch_ends=True)
+            self.validate(epoch_ends=True)
         else:
             self.position.end_epoch()
             self.save()
@@ -210,3 +219,132 @@ class Trainer:
     def save(self, best: bool = False) -> None:
         """Save a checkpoint in the background; every rank calls this."""
         self.checkpointing.save(self.logger.line_count, self.logger.flush, best)
+
+    # -- validations ------------------------------------------------------------------------------
+
+    def validate(self, epoch_ends: bool = False) -> None:
+        """Evaluate on the validation set and save, unless that was done at this step already.
+
+        Every rank calls this.
+
+        Args:
+            epoch_ends: whether the next epoch begins after this.
+        """
+        position = self.position
+        name, direction = self.learner.best
+        began, best = time.perf_counter(), False
+        found: dict[str, float] = {}
+        if position.validated_step != position.step or position.best_score is None:
+            # First, so that a signal in a long validation costs no more than the validation.
+            self.save()
+            found = self.evaluator.evaluate(
+                self.datasets.validation, "validation", position.step
+            ).metrics
+        if epoch_ends:
+            position.end_epoch()
+        elif not found:
+            return
+        if found:
+            self.checkpointing.refuse_divergence(f"{name} is", found[name])
+            best = position.judge(found[name], direction)
+        self.logger.metrics(position.step, self.progress(), {"epoch": position.epoch, **found})
+        self.logger.best(position.best_score, position.best_step)
+        self.save(best)
+        if position.is_out_of_patience(self.settings):
+            log.info(
+                "no better for %d validations: the training ends at step %d, its best was step %d",
+                position.validations_since_best,
+                position.step,
+                position.best_step,
+            )
+        self.meter.skip(time.perf_counter() - began)
+
+    # -- the end of a run -------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Save, since a signal came; every rank calls this."""
+        self.save()
+        self.checkpointing.refuse_unsaved("stopped")
+        log.info(
+            "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
+            self.position.step,
+            self.request.received or "a signal to another rank",
+            self.checkpointing.run_dir,
+        )
+
+    def finish(self) -> int:
+        """Evaluate on the test set, and write what the run leaves; every rank calls this.
+
+        Returns:
+            The process's exit code: 1 on rank 0 if something failed after the summary was written.
+            In a sweep it is 0, since the trial has its result.
+        """
+        step = self.position.step
+        test = self.evaluator.evaluate(self.datasets.test, "test", step)
+        self.checkpointing.refuse_unsaved("ended")
+        self.logger.metrics(step, 1.0, test.metrics)
+        self.logger.summary(self.summary(test))
+        code = 0
+        for what, leave in (("figures", self._draw), ("model in the registry", self._register)):
+            try:
+                leave(test)
+            except Exception as error:
+                if self.world.is_main:  # what other ranks predict is not kept
+                    unknown = not isinstance(error, UsageError)
+                    log.error(
+                        "the run is finished, but has no %s: %s", what, error, exc_info=unknown
+                    )
+                    code = 0 if "SWEEP_TRIAL" in os.environ else 1
+        return code
+
+    def summary(self, test: Evaluation) -> dict[str, Any]:
+        """Return the content of summary.json; every rank calls this."""
+        position, world, meter = self.position, self.world, self.meter
+        return {
+            **{metric.replace("/", "_"): value for metric, value in test.metrics.items()},
+            self.learner.best[0].replace("/", "_"): position.best_score,
+            "best_step": position.best_step,
+            "epochs": position.epoch,
+            "global_step": position.step,  # by which `is_finished` knows
+            "world_size": world.size,
+            "backend": world.backend,
+            "device": str(world.device),
+            "hostnames": list(world.hostnames),
+            **meter.rates(),
+            "trained_seconds": meter.trained_seconds,
+            "resumed_from_step": self.checkpointing.resumed_from,
+            "parameters_sha256": digest(self.networks.modules),
+        }
+
+    def _draw(self, test: Evaluation) -> None:
+        """Keep the figures of figures.py; every rank calls this."""
+        first = self.evaluator.predict(self.datasets.test, self.settings.test_batch_size)
+        if self.world.is_main:
+            from . import figures
+
+            drawn = figures.draw(test.sums, *first)
+            named = {f"test/{name}": figure for name, figure in drawn.items()}
+            self.logger.figures(self.position.step, named)
+
+    def _register(self, _test: Evaluation) -> None:
+        """Put the best network into the registry of models, if the settings name it there."""
+        name = self.settings.register_model
+        if not name or not self.world.is_main:
+            return
+        from .inference import load
+
+        self.checkpointing.wait()
+        best = self.checkpointing.checkpoints.best()
+        if best is None:
+            raise UsageError("there is no checkpoint")
+        loaded = load(best, self.settings)
+        example = loaded.learner.inputs(loaded.example(self.datasets.test, 4))
+        self.logger.trackers.log("model", loaded.networks, example, name, loaded.step)
+
+
+def is_finished(run_dir: Path, step: int) -> bool:
+    """Return whether the run was finished at this step, and not at one before it was prolonged."""
+    try:
+        return read_object(run_dir / "summary.json", {}).get("global_step") == step
+    except (OSError, ValueError):
+        return False

@@ -1,7 +1,7 @@
 """From a signal to a note that all ranks act on at the same step.
 
 A handler only notes the signal. The ranks tell each other between steps (step_totals.py), save
-(`stop` in finish.py) and leave together: saving inside a handler, or on one rank alone, hangs or
+(`_stop` in train.py) and leave together: saving inside a handler, or on one rank alone, hangs or
 corrupts.
 """
 
