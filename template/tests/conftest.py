@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import pytest
 
@@ -28,7 +29,9 @@ def package() -> Callable[[str], ModuleType]:
 def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
     """Return what starts a command on some ranks, as srun would; train in tmp_path/run."""
 
-    def start_ranks(ranks: int, *flags: str, command: str = "train") -> list[subprocess.Popen]:
+    def start_ranks(
+        ranks: int, *flags: str, command: str = "train", **pipes: IO | int
+    ) -> list[subprocess.Popen]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -47,6 +50,7 @@ def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
                 [sys.executable, "-m", PACKAGE, command, *own, *flags],
                 env={**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
                 cwd=ROOT,
+                **pipes,
             )
             for rank in range(ranks)
         ]

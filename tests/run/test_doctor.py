@@ -1,37 +1,25 @@
 """`doctor` finds what is wrong, says so on one line, and looks at the rest all the same."""
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from renderer import render_project
 
-from .conftest import Job, free_port, spawn, tasks
+from .conftest import PATIENCE, clean_environment, spawn
 
 QUIET = ("--dataset=synthetic", "--device=cpu", "--trackers=none")
-# What the commands of Slurm 22.05 print, on a cluster of two nodes with GPUs and one without.
-SINFO = """\
-gpu*|up|1-00:00:00|idle|gpu:a100:4(S:0-1)
-closed|down|infinite|idle|gpu:a100:4(S:0-1)
-gpu*|up|1-00:00:00|mixed|gpu:a100:4(S:0-1)
-cpu|up|30:00|idle|(null)
-"""
+# What sbatch of Slurm 22.05 prints for --test-only.
 SLURM = {
-    "sinfo": f"cat <<'END'\n{SINFO}END",
-    "scontrol": 'echo "Slurmctld(primary) at head is UP"',
     "sbatch": (
         'echo "sbatch: Job 7 to start at 2030-01-02T03:04:05 using 8 processors on nodes n[1-2]'
         ' in partition gpu" >&2'
     ),
-    "sacctmgr": "printf 'physics|normal,long\\nchemistry|normal\\n'",
 }
 # Runs before anything else in a process: what makes it a node of its own.
 AT_START = "import os\nexec(os.environ.get('AT_START', ''))\n"
@@ -75,16 +63,10 @@ class Place:
         assert "Traceback" not in job.log, job.log
         return job.codes[0], job.log.splitlines()
 
-    def nodes(self, *nodes: Mapping[str, str], ranks: int = 2, flags: tuple = ()) -> Job:
-        """Run the command as srun would on some nodes, whose environments differ as given."""
-        started = tasks(ranks, **self.env, SLURM_STEP_NODELIST="n[1-2]")
-        # Fewer nodes than ranks: the others never come.
-        envs = [
-            self.with_stubs({**task, "SLURM_LOCALID": "0", **node})
-            for task, node in zip(started, nodes, strict=False)
-        ]
-        command = ["demo", "doctor", *QUIET, *flags]
-        return spawn(self.project, self.bin.parent / "nodes", [command] * len(envs), envs).wait()
+    def nodes(self, *nodes: Mapping[str, str], count: int) -> tuple[int, list[str]]:
+        """Run the command as doctor.sbatch does, on nodes whose environments differ as given."""
+        job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": str(count), "GLOO_SOCKET_IFNAME": "lo"}
+        return in_job([(self.project, self.with_stubs({**self.env, **job, **n})) for n in nodes])
 
     def with_stubs(self, env: dict[str, str]) -> dict[str, str]:
         """Return an environment in which the stubs are there, if the test uses one."""
@@ -96,6 +78,26 @@ class Place:
     def elsewhere(self) -> Path:
         """Return a copy of the project: where a node is whose folder is its own."""
         return shutil.copytree(self.project, self.bin.parent / "elsewhere", symlinks=True)
+
+
+def in_job(nodes: list[tuple[Path, Files]], flags: tuple[str, ...] = QUIET) -> tuple:
+    """Run a pipe as in doctor.sbatch, the first node reading; return its exit code and lines."""
+
+    def start(node: tuple[Path, Files], part: str, **pipes: object) -> subprocess.Popen:
+        command = [sys.executable, "-m", "demo", "doctor", f"--nodes={part}", *flags]
+        env = {**clean_environment(node[0]), **node[1]}
+        return subprocess.Popen(command, cwd=node[0], env=env, text=True, **pipes)
+
+    reader = start(
+        nodes[0], "compare", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    started = [
+        start(node, "report", stdout=reader.stdin, stderr=subprocess.STDOUT) for node in nodes
+    ]
+    said, _ = reader.communicate(timeout=PATIENCE)
+    assert "Traceback" not in said, said
+    assert [process.wait(PATIENCE) for process in started] == [0] * len(nodes), said
+    return reader.returncode, said.splitlines()
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_all_is_well_on_a_laptop(place: Place) -> None:
     assert (code, troubles(found), found[-1]) == (0, [], "0 error(s), 0 warning(s)")
     (dataset,) = lines(found, "dataset")
     assert "synthetic: train 15000, validation 5000, test 1001" in dataset
-    assert "not here" in lines(found, "Slurm")[0]
+    assert "sbatch is not here" in lines(found, "Slurm")[0]
     report = json.loads((place.project / "found.json").read_text())
     assert (report["errors"], report["warnings"]) == (0, 0)
     for finding, line in zip(report["findings"], found[:-2], strict=True):
@@ -259,7 +261,8 @@ def test_all_is_well_on_a_login_node(place: Place) -> None:
     accepted = [line for line in lines(found, "Slurm") if "accepts" in line]
     assert len(accepted) == 3
     assert "train_cpu.sbatch, which would start at 2030-01-02T03:04:05 on n[1-2]" in accepted[0]
-    assert ".venv/bin/python of slurm/train_cpu.sbatch" in lines(found, "interpreter")[0]
+    (line,) = lines(found, "scripts")
+    assert "slurm/train_single_node.sbatch: " in line and "/.venv/bin/python, Python 3" in line
 
 
 def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Place) -> None:
@@ -275,125 +278,32 @@ def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Plac
 
 
 @pytest.mark.parametrize(
-    ("commands", "words"),
+    ("words", "answer"),
     [
-        (
-            {"scontrol": r'printf "Slurmctld(primary) at head is \033[31mDOWN"; exit 1'},
-            r"head is \x1b[31mDOWN",
-        ),
-        ({"scontrol": 'echo "scontrol: fatal: no configuration" >&2; exit 1'}, "no configuration"),
-        ({"sinfo": 'echo "sinfo: error: timed out" >&2; exit 1'}, "timed out"),
-        (
-            {"sbatch": 'echo "allocation failure: Invalid qos specification" >&2; exit 1'},
-            "refuses slurm/train_cpu.sbatch: allocation failure: Invalid qos specification",
-        ),
+        ("allocation failure: Invalid qos", "sbatch: error: 1\nallocation failure: Invalid qos"),
+        (r"\x1b[31mDOWN", "\033[31mDOWN"),
+        ("(no output)", ""),
     ],
 )
-def test_what_slurm_says_is_passed_on(place: Place, commands: Files, words: str) -> None:
-    place.commands({**SLURM, **commands})
+def test_what_slurm_says_is_passed_on(place: Place, words: str, answer: str) -> None:
+    place.commands({"sbatch": f"[[ $2 != *cpu* ]] || {{ echo '{answer}' >&2; exit 1; }}"})
     code, found = place.doctor(*QUIET)
     assert code == 1
-    assert words in lines([line for line in found if line.startswith("error")], "Slurm")[0]
-
-
-# A line after those of train_single_node.sbatch, which asks for an hour and four GPUs; the finding.
-MISFITS = {
-    "--partition=nope": ("error", "partition", "no 'nope', .*: choose of closed, cpu, gpu with"),
-    "--partition closed": ("error", "partition", "closed is down"),
-    "-t 1-00:00:01": ("error", "time limit", "1-00:00:01 is more than the 24 hours"),
-    "--time=1441": ("error", "time limit", "1441 is more than the 24 hours"),
-    "--time=1440": None,
-    "--nodes=3": ("error", "nodes", "3 are more than the 2 of gpu"),
-    "-N2-4": None,
-    "--gres=gpu:5": ("error", "GPUs", r"5 a node .* gpu has \(its nodes have a100:4\)"),
-    "--gpus-per-node=h100:1": ("error", "GPUs", "1 of type h100 a node"),
-    "--gres=gpu:a100:4,tmp:1G": None,
-    "--gpus-per-task=h100:2": ("error", "GPUs", "2 of type h100 a node"),
-    "--gpus=5": ("error", "GPUs", "5 a node"),
-    "--nodes=2 --gpus=a100:8": None,
-    "-p cpu -t 5": ("error", "GPUs", r"4 a node .* cpu has \(its nodes have none\)"),
-    "-p cpu,gpu": None,
-    "-p nope,gpu": None,
-    "-A physics --qos=long": None,
-    "-A biology": ("warning", "account", "'biology' .* yours: chemistry, physics"),
-    "-A chemistry -q long": ("warning", "QOS", "'long' .* among yours: normal"),
-}
-
-
-@pytest.mark.parametrize("asked", MISFITS)
-def test_what_a_script_asks_for_is_compared_with_the_cluster(
-    place: Place, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    place.commands(SLURM)
-    place.edit("slurm/train_single_node.sbatch", r"\ncd ", f"\n#SBATCH {asked}\\g<0>")
-    amiss = troubles(slurms_answers(place, monkeypatch))
-    if MISFITS[asked] is None:
-        assert not amiss
-    else:
-        status, name, words = MISFITS[asked]
-        assert len(amiss) == 1
-        assert re.match(rf"{status} +{name} .*{words}", amiss[0]), amiss
-
-
-def slurms_answers(place: Place, monkeypatch: pytest.MonkeyPatch, **env: str) -> list[str]:
-    """Return what is found of the scripts, in this process."""
-    from demo.tools.doctor import cluster, scripts
-
-    monkeypatch.chdir(place.project)
-    for name in ("SLURM_JOB_ID", "SBATCH_PARTITION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"PATH": str(place.bin), **env}.items():
-        monkeypatch.setenv(name, value)
-    jobs, wrong = scripts.read(Path("slurm"))
-    return [str(finding) for finding in (*wrong, *cluster.check(jobs))]
-
-
-def test_variables_of_sbatch_go_before_the_script(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.commands(SLURM)
-    amiss = troubles(slurms_answers(place, monkeypatch, SBATCH_PARTITION="nope"))
-    assert len(amiss) == 3 and all("there is no 'nope'" in line for line in amiss)
-
-
-def test_without_a_default_partition_one_must_be_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.commands({**SLURM, "sinfo": SLURM["sinfo"].replace("*", "")})
-    amiss = troubles(slurms_answers(place, monkeypatch))
-    assert len(amiss) == 3 and all("names no partition" in line for line in amiss)
-
-
-def test_nodes_out_of_service_are_a_warning(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.commands({**SLURM, "sinfo": SLURM["sinfo"].replace("idle", "down*")})
-    assert not troubles(slurms_answers(place, monkeypatch))  # n2 is left
-    place.commands({"sinfo": SLURM["sinfo"].replace("idle", "down*").replace("mixed", "drained")})
-    amiss = troubles(slurms_answers(place, monkeypatch))
-    assert amiss and all("no node of gpu is in service now" in line for line in amiss)
-
-
-def test_without_accounting_accounts_are_not_checked(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.commands(SLURM)
-    said = "You are not running a supported accounting_storage plugin"
-    place.commands({"sacctmgr": f'echo "{said}" >&2; exit 1'})
-    place.edit("slurm/train_cpu.sbatch", r"\ncd ", "\n#SBATCH -A physics\\g<0>")
-    found = slurms_answers(place, monkeypatch)
-    assert not troubles(found)
-    assert said in lines(found, "account")[0]
+    refused, *accepted = lines(found, "Slurm")
+    assert refused.startswith("error ") and len(accepted) == 2
+    assert f"refuses slurm/train_cpu.sbatch: {words}: change its #SBATCH lines" in refused
 
 
 def test_in_a_job_nothing_is_submitted(place: Place) -> None:
-    place.commands({**SLURM, "sbatch": "exit 1"})
+    place.commands({"sbatch": "exit 1"})
     asked = {"SLURM_GPUS": "1", "SLURM_MEM_PER_NODE": "200"}
-    code, found = place.doctor(*QUIET, SLURM_JOB_ID="77", MASTER_PORT=free_port(), **asked)
+    code, found = place.doctor(*QUIET, SLURM_JOB_ID="77", **asked)
     assert (code, troubles(found)) == (0, [])
     assert "do not inherit its SLURM_GPUS, SLURM_MEM_PER_NODE" in lines(found, "this job")[0]
 
 
 MODULE = """
-module() { [[ $* != *missing* ]] && LOADEDMODULES=$2; }
+module() { [[ $* != *missing* ]] && LOADEDMODULES+=${LOADEDMODULES:+:}$2; }
 """
 
 
@@ -409,13 +319,12 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
     modules(place, "python/3.12", "gcc")
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
-    (line,) = lines(found, "modules")
-    assert "python/3.12, gcc of slurm/train_cpu" in line
+    assert "modules python/3.12:gcc" in lines(found, "scripts")[0]
     place.edit("slurm/train_cpu.sbatch", "load gcc", "load missing/1.0")
     place.edit("slurm/train_cpu.sbatch", "no gcc", "no missing/1.0")
     code, found = place.doctor(*QUIET)
     assert code == 1 and len(troubles(found)) == 1
-    (line,) = lines(found, "scripts")
+    line = lines(found, "scripts")[0]
     assert "slurm/train_cpu.sbatch would end at once: no missing/1.0" in line
 
 
@@ -431,16 +340,17 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     place.commands(SLURM)
     venv = place.project / ".venv"
     venv.unlink()
-    assert "run 'make setup' first" in lines(place.doctor(*QUIET)[1], "interpreter")[0]
+    assert "run 'make setup' first" in lines(place.doctor(*QUIET)[1], "scripts")[0]
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").write_text("#!/bin/bash\nexit 127\n")
     (venv / "bin" / "python").chmod(0o755)
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "does not start" in lines(found, "interpreter")[0]
+    assert code == 1 and "does not start: run 'make setup' again" in lines(found, "scripts")[0]
     (venv / "bin" / "python").write_text("#!/bin/bash\necho Python 3.12.1\n")
     code, found = place.doctor(*QUIET)
-    assert code == 0 and "3.12.1" in lines(found, "interpreter")[0]
-    assert "jobs use .venv/bin/python: run that" in lines(found, "interpreter")[1]
+    assert code == 0
+    (line,) = troubles(found)
+    assert f"use {venv}/bin/python, but packages were checked for {sys.executable}" in line
     (venv / "bin" / "python").unlink()
     site = place.project / "slurm/site.sh"
     site.write_text(f"PROJECT_PYTHON={sys.executable}\n")
@@ -448,194 +358,117 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     assert (code, troubles(found)) == (0, [])
     site.write_text("PROJECT_PYTHON=/no/such/python\n")
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "PROJECT_PYTHON of slurm" in lines(found, "interpreter")[0]
+    assert code == 1 and "/no/such/python does not exist" in lines(found, "scripts")[0]
 
 
-def test_the_image_is_started(place: Place) -> None:
+def test_a_script_without_a_known_start_is_left_alone(place: Place) -> None:
     place.commands(SLURM)
     for script in (place.project / "slurm").glob("train_*"):
-        place.edit(f"slurm/{script.name}", "use_python .*", "use_image container/image.sif")
-    code, found = place.doctor(*QUIET)
-    assert code == 1 and "run 'make image' first" in lines(found, "interpreter")[0]
-    (place.project / "container").mkdir()
-    (place.project / "container" / "image.sif").touch()
-    code, found = place.doctor(*QUIET)
-    assert code == 1 and "container/env of slurm/train_cpu" in lines(found, "interpreter")[0]
-    (place.project / "container" / "apptainer.def").touch()
-    code, found = place.doctor(*QUIET)
-    assert code == 0 and lines(found, "apptainer")[0].startswith("warning ")
-    place.commands({"apptainer": "echo Python 3.12.1"})
-    (place.project / "slurm" / "site.sh").write_text(f"PATH=$PATH:{place.bin}")
+        place.edit(f"slurm/{script.name}", "use_python .*", "python=(python3)")
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
-    assert "container/image.sif of slurm/train_cpu" in lines(found, "interpreter")[0]
+    assert "no line use_python or use_image" in lines(found, "scripts")[0]
+
+
+def test_the_image_is_started(tmp_path: Path) -> None:
+    place = Place(render_project(tmp_path / "demo", container="apptainer"), tmp_path)
+    place.commands(SLURM)
+    code, found = place.doctor(*QUIET)
+    assert code == 1 and "run 'make image' first" in lines(found, "scripts")[0]
+    (place.project / "container/image.sif").touch()
+    site = place.project / "slurm/site.sh"
+    site.write_text(
+        'command() { [[ $2 != *ain* && $2 != sing* ]] || return; builtin command "$@"; }'
+    )
+    code, found = place.doctor(*QUIET)
+    assert code == 0, found
+    assert re.match("warning .*there is neither apptainer nor sing", lines(found, "scripts")[0])
+    place.commands({"apptainer": "echo Python 3.12.1"})
+    site.write_text(f"PATH={place.bin}:$PATH")
+    code, found = place.doctor(*QUIET)
+    assert (code, troubles(found)) == (0, [])
+    assert "slurm/train_single_node.sbatch: Python 3.12.1; doctor" in lines(found, "scripts")[0]
     place.commands({"apptainer": "exit 255"})
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "run 'make image' again" in lines(found, "interpreter")[0]
+    assert code == 1 and "run 'make image' again" in lines(found, "scripts")[0]
 
 
-def test_pyxis_is_asked_for(place: Place) -> None:
+def test_pyxis_is_asked_for(tmp_path: Path) -> None:
+    image = "nvcr.io#nvidia/pytorch:25.01-py3"
+    project = render_project(tmp_path / "demo", container="pyxis", container_image=image)
+    place = Place(project, tmp_path)
     place.commands(SLURM)
-    for script in (place.project / "slurm").glob("train_*"):
-        place.edit(f"slurm/{script.name}", "use_python .*", "use_image nvcr.io#nvidia/pytorch")
-        place.edit(f"slurm/{script.name}", r'"\$\{python\[@\]\}"', '"${in_image[@]}" python')
     (place.project / "container/env").mkdir(parents=True)
+    (place.project / "slurm" / "site.sh").write_text(f"PATH={place.bin}:$PATH")
     place.commands({"srun": "echo --help"})
     code, found = place.doctor(*QUIET)
-    assert code == 0 and "srun has no --container-image here" in lines(found, "pyxis")[0]
+    assert code == 0
+    assert re.match("warning .*no option --container-image", lines(found, "scripts")[0])
     place.commands({"srun": "echo --container-image=IMAGE"})
-    (place.project / "slurm" / "site.sh").write_text(f"PATH={place.bin}:$PATH")
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
-    assert "nvcr.io#nvidia/pytorch of slurm/train_cpu" in lines(found, "interpreter")[0]
+    assert f"slurm/train_single_node.sbatch: {image};" in lines(found, "scripts")[0]
 
 
 # Trackers
 
 
-class Server(HTTPServer):
-    """A server that gives one answer, and notes the pages that it was asked for."""
-
-    def __init__(self, answer: int) -> None:
-        self.pages: list[str] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(handler) -> None:
-                self.pages.append(handler.path)
-                assert not handler.headers["Authorization"]
-                handler.send_response(answer)
-                handler.end_headers()
-
-            def log_message(handler, *_: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def server() -> Iterator[Callable[[int], Server]]:
-    """Return what starts a server that gives one answer."""
-    started: list[Server] = []
-
-    def start(answer: int) -> Server:
-        started.append(Server(answer))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.shutdown()
-        each.server_close()
-
-
-def tracked(place: Place, name: str, **env: str) -> tuple[int, str]:
-    """Return the exit code, and the line about a tracker that is installed as far as one can see.
-
-    What is tested is the way to its server, so its own package need not be there.
-    """
-    (place.project / "src" / "demo" / "tracking" / f"{name}.py").touch()
-    package = place.project / "stubs" / f"{name}-9.9.dist-info"
-    package.mkdir(exist_ok=True)
-    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
-    code, found = place.doctor("--dataset=synthetic", "--device=cpu", f"--trackers={name}", **env)
-    (line,) = lines(found, name)
-    assert "sekret" not in "".join(found)
-    assert "version 9.9" in line or line.startswith("error ")
-    return code, line
-
-
-def test_wandb_is_offline_or_within_reach(
-    place: Place, server: Callable[[int], Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_SWEEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    code, line = tracked(place, "wandb")
-    assert code == 0 and line.startswith("warning ") and "WANDB_API_KEY is not set" in line
-    code, line = tracked(place, "wandb", WANDB_MODE="offline")
-    assert code == 0 and line.startswith("ok ")
-    key = {"WANDB_API_KEY": "sekret"}
-    there = server(404)  # a page that is not there is an answer
-    url = f"http://127.0.0.1:{there.server_port}"
-    code, line = tracked(place, "wandb", WANDB_BASE_URL=url, **key)
-    assert line.startswith("ok ") and url in line and there.pages
-    gone = f"http://ada:sekret@127.0.0.1:{free_port()}"
-    code, line = tracked(place, "wandb", WANDB_BASE_URL=gone, **key)
-    assert code == 0 and line.startswith("warning ") and "can't be reached" in line
-
-
-def test_mlflows_server_answers_or_not(place: Place, server: Callable[[int], Server]) -> None:
-    code, line = tracked(place, "mlflow")
-    assert code == 0 and "writes files" in line
-    there = server(200)
-    uri = f"http://ada:sekret@127.0.0.1:{there.server_port}/prefix/"
-    code, line = tracked(place, "mlflow", MLFLOW_TRACKING_URI=uri)
-    assert line.startswith("ok ") and there.pages == ["/prefix/health"]
-    for uri in (f"http://127.0.0.1:{server(502).server_port}", f"http://127.0.0.1:{free_port()}"):
-        code, line = tracked(place, "mlflow", MLFLOW_TRACKING_URI=uri)
-        assert code == 1 and line.startswith("error ") and uri in line
-
-
-def test_aims_server_is_connected_to(place: Place, server: Callable[[int], Server]) -> None:
-    assert "writes files" in tracked(place, "aim")[1]
-    port = server(200).server_port
-    code, line = tracked(place, "aim", AIM_REPO=f"aim://127.0.0.1:{port}")
-    assert code == 0 and "answers" in line
-    code, line = tracked(place, "aim", AIM_REPO=f"aim://127.0.0.1:{free_port()}")
-    assert code == 1 and "can't be reached" in line
-
-
-def test_a_tracker_that_cannot_be_imported_is_an_error(place: Place) -> None:
+def test_a_tracker_is_imported(place: Place) -> None:
+    flags = ("--dataset=synthetic", "--device=cpu", "--trackers")
+    code, found = place.doctor(*flags, "tensorboard")
+    assert (code, troubles(found)) == (0, [])
+    (line,) = lines(found, "tensorboard")
+    assert "can be imported; 'python -m demo check-trackers' logs a run to it" in line
     (place.project / "src" / "demo" / "tracking" / "mlflow.py").write_text("import no_such_thing")
-    code, found = place.doctor("--dataset=synthetic", "--device=cpu", "--trackers=mlflow")
+    (place.project / ".env").touch(0o644)
+    code, found = place.doctor(*flags, "mlflow")
     assert code == 1
     assert "No module named 'no_such_thing'" in lines(found, "mlflow")[0]
+    assert "chmod 600 .env" in lines(found, ".env")[0]
 
 
 # Several nodes
 
 
-def nodes(place: Place, *envs: Mapping[str, str], code: int, flags: tuple[str, ...] = ()) -> list:
-    """Return the lines of a job whose nodes differ as given; only the first may say anything."""
-    job = place.nodes(*envs, flags=flags)
-    assert job.codes == [code] + [0] * (len(envs) - 1), job.log
-    first, *others = (log.read_text() for log in job.logs)
-    assert not any(others), others
+def nodes(place: Place, *envs: Mapping[str, str], code: int, count: int = 2) -> list[str]:
+    """Return the lines of a job whose nodes differ as given."""
+    returned, found = place.nodes(*envs, count=count)
+    assert returned == code, found
     assert not list(place.project.glob("runs/.doctor*"))
-    return first.splitlines()
+    return found
 
 
 SECOND = {"AT_START": NODE}
 
 
 def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
-    found = nodes(place, {}, SECOND, code=0)
+    found = nodes(place, {}, {"AT_START": f"{NODE}print('hello')"}, code=0)
     assert not troubles(found)
     assert len(lines(found, "torch")) == 1 and "n2" not in lines(found, "torch")[0]
-    assert "what 2 processes wrote came" in lines(found, "shared folder")[0]
-    assert re.search(r"n2: 127.0.0.1:\d+ can be reached", lines(found, "first node")[0])
-
-
-@pytest.mark.skipif(os.geteuid(), reason="the folder must be of another user")
-def test_a_folder_of_another_user_is_refused(place: Place) -> None:
-    """It could hold pipes, and links to files that would be written to."""
-    mine = place.project / "mine"
-    mine.write_text("mine")
-    folder = place.project / "runs/.doctor-77-0-0"
-    folder.mkdir(parents=True)
-    (folder / "locked").symlink_to(mine)
-    os.chown(folder, 65534, 65534)
-    job = place.nodes({}, SECOND)
-    assert job.codes == [1, 1] and job.log.count("is another user's") == 2, job.log
-    assert "Traceback" not in job.log and mine.read_text() == "mine"
+    assert "runs is the same on 2 node(s)" in lines(found, "shared folder")[0]
+    assert found[0] == "hello"  # what else a node prints is passed on
 
 
 def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:
     there = place.elsewhere()
     at_start = f"{NODE}os.chdir('{there}')"
-    found = nodes(place, {}, {"AT_START": at_start}, code=1, flags=("--timeout=200",))
+    found = nodes(place, {}, {"AT_START": at_start}, code=1)
     (line,) = troubles(found)
     assert not list((there / "runs").iterdir())
-    assert re.search(r"shared folder n2: what this node wrote in runs did not come", line)
+    assert re.search(r"shared folder n2: runs is not the first node's folder", line)
+
+
+def test_a_file_of_another_user_is_refused(place: Place) -> None:
+    """It could be a link to a file that would be written to."""
+    mine = place.project / "mine"
+    mine.write_text("mine")
+    link = place.project / "runs/.doctor-77"
+    link.parent.mkdir()
+    link.symlink_to(mine)
+    code, found = place.nodes({}, count=1)
+    assert code == 1 and mine.read_text() == "mine" and link.is_symlink()
+    (line,) = troubles(found)
+    assert "runs/.doctor-77 exists: remove it, or choose another --run-root" in line
 
 
 def test_a_folder_that_one_node_cannot_write_is_found(place: Place) -> None:
@@ -643,57 +476,34 @@ def test_a_folder_that_one_node_cannot_write_is_found(place: Place) -> None:
     (there / "runs").touch()
     found = nodes(place, {}, {"AT_START": f"{NODE}os.chdir('{there}')"}, code=1)
     (line,) = troubles(found)
-    assert re.search(r"run folder +n2: runs can't be written \(Not a directory\)", line)
-    assert not lines(found, "shared folder")
+    assert re.search(r"run folder +n2: runs can't be written \(\w+ \w+\)", line)
 
 
 def test_a_node_that_never_comes_is_an_error(place: Place) -> None:
-    found = nodes(place, {}, code=1, flags=("--timeout=2",))
+    found = nodes(place, {}, code=1)
     (line,) = troubles(found)
-    assert "rank 1 of n[1-2] neither connected nor left a file in runs within 2 s" in line
-
-
-def test_a_port_out_of_reach_is_an_error(place: Place) -> None:
-    """As behind a firewall: the file comes, but no connection."""
-    found = nodes(
-        place, {}, {**SECOND, "MASTER_PORT": free_port()}, code=1, flags=("--timeout=30",)
-    )
-    (line,) = troubles(found)
-    assert re.search(r"first node +n2: 127.0.0.1:\d+ can't be reached", line)
-    assert lines(found, "shared folder")[0].startswith("ok ")
-
-
-def test_a_name_that_does_not_resolve_is_an_error(place: Place) -> None:
-    found = nodes(place, {}, {**SECOND, "MASTER_ADDR": "n1.invalid"}, code=1)
-    assert "n2: its name n1.invalid does not resolve" in lines(found, "first node")[0]
-
-
-def test_a_taken_port_is_an_error(place: Place) -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        code, found = place.doctor(*QUIET, SLURM_JOB_ID="77", MASTER_PORT=port)
-    assert code == 1
-    assert f"port {port}, on which ranks meet, can't be had" in lines(found, "port")[0]
+    assert re.match(r"error +nodes +1 of 2 reported \(.+\): see the lines above; is each", line)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "status", "way"), [(-90, "error", "behind"), (20, "warning", "ahead of")]
+    ("seconds", "status", "way"), [(-90, "error", "behind"), (40, "warning", "ahead of")]
 )
 def test_a_clock_that_is_off_is_found(place: Place, seconds: int, status: str, way: str) -> None:
     at_start = f"import time; now = time.time; time.time = lambda: now() + {seconds}"
     code = 1 if status == "error" else 0
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=code)
-    for line, whose in zip(troubles(found), ("first node", "file server of runs"), strict=True):
+    for line, whose in zip(troubles(found), ("file server of runs", "first node"), strict=True):
         said = re.match(rf"{status} +clock +n2: is (\d+) s {way} the {whose}", line)
         # A slow machine can't tell to the second.
-        assert said and abs(seconds) - 10 <= int(said[1]) <= abs(seconds), found
+        assert said and abs(abs(seconds) - int(said[1])) <= 10, found
 
 
 def test_nodes_that_do_not_agree_are_named(place: Place) -> None:
     at_start = "import platform; platform.python_version = lambda: '3.9.1'"
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=1)
     (line,) = troubles(found)
-    assert re.search(r"nodes must agree, but this is 3\.\d.* on .*; 3\.9\.1, .* on n2", line)
+    assert re.search(r"nodes should be alike, but have .*3\.\d+\.\d+, .* on ", line)
+    assert re.search(r"3\.9\.1, [^;]* on n2", line)
 
 
 def test_a_broken_node_does_not_keep_the_others_from_speaking(place: Place) -> None:
@@ -701,9 +511,10 @@ def test_a_broken_node_does_not_keep_the_others_from_speaking(place: Place) -> N
     at_start = "import sys; sys.modules['torch'] = None"
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=1)
     assert lines(found, "settings")[0].startswith("error    settings     n2: ")
-    assert lines(found, "shared folder")[0].startswith("ok ")
-    assert re.match(r"error +torch +n2: can't be imported", troubles(found)[0])
-    assert lines(found, "torch")[0].startswith("ok ")
+    assert "runs is the same on 1 node(s)" in lines(found, "shared folder")[0]
+    broken, well = sorted(lines(found, "torch"))
+    assert re.match(r"error +torch +n2: can't be imported", broken)
+    assert well.startswith("ok ")
 
 
 def test_a_node_that_knows_itself_by_the_loopback_address_is_found(place: Place) -> None:
@@ -715,7 +526,7 @@ def test_a_node_that_knows_itself_by_the_loopback_address_is_found(place: Place)
     assert place.doctor(*QUIET, **env, GLOO_SOCKET_IFNAME="ib0")[0] == 0
 
 
-def test_without_srun_one_process_is_checked(place: Place) -> None:
-    code, found = place.doctor(*QUIET, SLURM_NTASKS="4")
+def test_outside_of_the_script_one_node_is_checked(place: Place) -> None:
+    code, found = place.doctor(*QUIET, SLURM_JOB_NUM_NODES="2", GLOO_SOCKET_IFNAME="ib0")
     assert code == 0
-    assert "put srun in front" in lines(found, "launcher")[0]
+    assert "'sbatch slurm/doctor.sbatch' checks the others" in troubles(found)[0]

@@ -67,14 +67,9 @@ def test_what_the_cluster_does_not_have_is_named(make_project: MakeProject) -> N
     project = make_project(nodes=5, gpu_type="h100", time_limit="2-00:00:00", cpu_partition="night")
     code, said = doctor(project)
     assert code == 1
-    for words in (
-        "2-00:00:00 is more than the 24 hours that main allows",
-        "5 are more than the 3 of main",
-        "2 of type h100 a node on 1 node(s) are more than main has (its nodes have a100:4)",
-        "there is no 'night', which slurm/train_cpu.sbatch names: choose of main, urgent",
-        "refuses slurm/train_multi_node.sbatch",
-    ):
-        assert words in said
+    for script in ("train_cpu", "train_single_node", "train_multi_node"):
+        assert f"error    Slurm        refuses slurm/{script}.sbatch: " in said
+    assert said.count("allocation failure: ") == 3, said
     assert "Traceback" not in said
 
 
@@ -82,7 +77,7 @@ def test_the_nodes_of_a_job_agree(projects: dict[str, Project]) -> None:
     job = projects["srun"].sbatch("slurm/doctor.sbatch", *CPU).wait()
     assert job.state == "COMPLETED", job.log
     assert "0 error(s)" in job.log
-    assert "what 2 processes wrote came to the first" in job.log
+    assert "ok       shared folder runs is the same on 2 node(s)" in job.log
     assert not list(projects["srun"].root.glob("runs/.doctor*"))
 
 
@@ -96,8 +91,8 @@ def test_a_folder_that_is_not_shared_is_found(
     cluster.run("srun", "--nodelist=n2", "mount", "-t", "tmpfs", "tmpfs", str(folder))
     try:
         options = ("--nodelist=n1,n2", "slurm/doctor.sbatch", *CPU)
-        job = project.sbatch(*options, "--run-root=elsewhere", "--timeout=20").wait()
+        job = project.sbatch(*options, "--run-root=elsewhere").wait()
     finally:
         cluster.run("srun", "--nodelist=n2", "umount", str(folder))
     assert job.state == "FAILED"
-    assert "error    shared folder n2: what this node wrote in elsewhere did not come" in job.log
+    assert "error    shared folder n2: elsewhere is not the first node's folder" in job.log

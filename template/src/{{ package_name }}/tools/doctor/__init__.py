@@ -1,23 +1,23 @@
-"""Would a job run here? Asked before one waits in the queue, or before it spends GPU hours.
+"""Checks what a job needs, before it waits in the queue or spends GPU hours.
 
-Only the standard library is imported up front: a broken environment is among what is found.
+The modules import only the standard library at first, because a broken environment is one of the
+things to find.
 """
 
 import argparse
 import dataclasses
 import faulthandler
 import json
-import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import UsageError, say
 from ...core.filesystem import full_path
-from ...core.ranks.environment import Ranks
 from .. import program
-from . import cluster, node, nodes, scripts, software, trackers
+from . import nodes, scripts, software
 from .findings import Finding, attempt, describe
 
 if TYPE_CHECKING:
@@ -25,36 +25,33 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what was found, a line for each check; return 1 if there is an error, else 0.
+    """Print the findings, one on a line; return 1 if there is an error, else 0.
 
-    Of several processes, one on each node, the first speaks for all. Bad flags end the process
-    with exit code 2.
+    With `--nodes=report`, print them as a line of JSON and return 0. Bad flags end the process with
+    exit code 2.
 
     Raises:
         UsageError: the file for the results can't be written.
     """
     flags, others = _parser().parse_known_args(argv)
-    # A package that was built for another CPU kills the process: at least say in which import.
+    # A package that was built for another CPU kills the process. This shows which import it was.
     faulthandler.enable()
-    try:
-        ranks, misuse = Ranks.from_environment(os.environ), None
-    except UsageError as error:
-        ranks, misuse = Ranks("none", 0, 1, 0), str(error)
-    if ranks.size == int(os.environ.get("SLURM_STEP_NUM_NODES", 0)):
-        # The others look for the first process on the first node, where rank 0 need not be.
-        ranks = dataclasses.replace(ranks, rank=int(os.environ["SLURM_NODEID"]))
+    settings, wrong = _settings(others)
+    jobs = scripts.read(Path("slurm"))
+    here = chain(wrong, nodes.check(settings, jobs))
+    if flags.nodes == "report":
+        print(nodes.report(settings, here), flush=True)
+        return 0
+    if flags.nodes == "compare":
+        of_nodes = attempt("nodes", nodes.compare, sys.stdin, settings)
+    else:
+        alone = Finding("warning", "nodes", "'sbatch slurm/doctor.sbatch' checks the others, too")
+        of_nodes = chain([alone] * (nodes.count() > 1), here)
     found = []
-    if misuse:
-        found.append(Finding("warning", "launcher", f"only this process is checked: {misuse}"))
-        say(found[0])
-    for finding in check(others, ranks, flags.timeout):
+    for finding in chain(of_nodes, _check_project(settings, jobs)):
         say(finding)
         found.append(finding)
-    if ranks.rank:
-        return 0
-    errors, warnings = (
-        sum(finding.status == status for finding in found) for status in ("error", "warning")
-    )
+    errors, warnings = map([each.status for each in found].count, ("error", "warning"))
     say(f"\n{errors} error(s), {warnings} warning(s)")
     if flags.json:
         findings = [dataclasses.asdict(finding) for finding in found]
@@ -66,42 +63,36 @@ def main(argv: Sequence[str]) -> int:
     return 1 if errors else 0
 
 
-def check(argv: Sequence[str], ranks: Ranks, timeout: float) -> Iterator[Finding]:
-    """Yield all findings, on the first process; others only tell it theirs.
+def _check_project(
+    settings: "Settings | None", jobs: Sequence[scripts.Script]
+) -> Iterator[Finding]:
+    """Check what is the same for all nodes."""
+    yield from attempt("git", software.repository)
+    yield from attempt("scripts", scripts.check, jobs)
+    yield from attempt("Slurm", scripts.check_submission, jobs)
+    if settings:
+        yield from attempt("trackers", _check_trackers, settings)
 
-    Args:
-        argv: flags of a run.
-        timeout: seconds that the first process waits for the others.
-    """
-    settings, wrong_settings = _settings(argv)
-    jobs, wrong_scripts = scripts.read(Path("slurm"))
-    root = Path(settings.run_root if settings else ".")
 
-    def on_each_node() -> Iterator[Finding]:
-        yield from wrong_settings
-        yield from attempt("python", software.python)
-        yield from attempt("packages", software.packages)
-        yield from attempt("torch", software.pytorch, settings, jobs)
-        if settings:
-            yield from attempt("dataset", node.dataset, settings)
-        yield from attempt("space", node.space, root)
-        yield from attempt("network", node.network, os.environ)
+def _check_trackers(settings: "Settings") -> Iterator[Finding]:
+    """Import the trackers that the settings name."""
+    from ... import tracking
 
-    databases: dict[str, str] = {}
-    with suppress(UsageError):  # `trackers.check` says it
-        databases = trackers.databases(settings) if settings else {}
-    yield from nodes.compare(root, ranks, timeout, on_each_node, databases)
-    if ranks.rank == 0:
-        yield from attempt("git", software.repository)
-        yield from wrong_scripts
-        yield from attempt("scripts", scripts.check, jobs)
-        yield from attempt("Slurm", cluster.check, jobs)
-        if settings:
-            yield from attempt("trackers", trackers.check, settings)
+    for name in tracking.select(settings.trackers):
+        try:
+            tracking.load(name)
+        except Exception as error:
+            yield Finding("error", name, describe(error))
+        else:
+            message = f"can be imported; '{program('check-trackers')}' logs a run to it"
+            yield Finding("ok", name, message)
+    dotenv = Path(".env")
+    if dotenv.exists() and dotenv.stat().st_mode & 0o077:
+        yield Finding("warning", ".env", "others can read the keys in .env: chmod 600 .env")
 
 
 def _settings(argv: Sequence[str]) -> tuple["Settings | None", list[Finding]]:
-    """Return the settings of a run, or None and why they can't be had."""
+    """Return the settings of a run, or None and the reason as a finding."""
     try:
         from ...settings import Settings
 
@@ -114,7 +105,7 @@ def _settings(argv: Sequence[str]) -> tuple["Settings | None", list[Finding]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("doctor"),
-        description="Check what a job needs: software, Slurm's answers, nodes, data, trackers.",
+        description="Check what a job needs: software, scripts, Slurm, nodes, data, trackers.",
         epilog="The flags of train, such as --config, --data-dir or --run-root, are taken too.",
         allow_abbrev=False,
     )
@@ -125,10 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         help="file for the results",
     )
     parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60,
-        metavar="SECONDS",
-        help="how long the first node waits for the others (default: %(default)s)",
+        "--nodes",
+        choices=("report", "compare"),
+        help="for slurm/doctor.sbatch: check only this node and print a line of JSON, or read such "
+        "lines from standard input and compare them",
     )
     return parser

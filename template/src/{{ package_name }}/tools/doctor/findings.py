@@ -1,4 +1,4 @@
-"""What a check found, and how one that breaks is kept from ending the others."""
+"""One finding of a check, and how a check that raises leaves the others alone."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class Finding:
     """A line of the report.
 
     Args:
-        status: `ok`, `warning` (jobs run, but perhaps not as meant), or `error` (jobs fail).
-        name: what was looked at, in a word.
-        message: what was found and, unless all is well, what to do.
-        nodes: the nodes that it holds for; none where it holds for all.
+        status: `ok`, `warning` (jobs run, but perhaps not as intended), or `error` (jobs fail).
+        name: the subject, in a word or two.
+        message: what was found and, unless the status is `ok`, what to do.
+        nodes: the nodes that the finding is about; empty if it is about all of them.
     """
 
     status: Status
@@ -33,7 +33,7 @@ class Finding:
 def attempt(
     name: str, check: Callable[..., Iterable[Finding]], *arguments: object
 ) -> Iterator[Finding]:
-    """Yield what a check finds. One that raises is an error of its own, and others go on."""
+    """Yield the findings of a check. If it raises, yield an error of this name instead."""
     try:
         yield from check(*arguments)
     except Exception as error:
@@ -41,6 +41,6 @@ def attempt(
 
 
 def describe(error: Exception) -> str:
-    """Return what an exception says, on one line."""
+    """Return an exception as one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"

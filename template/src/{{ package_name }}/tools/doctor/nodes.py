@@ -1,331 +1,264 @@
-"""Nodes of one job compared: do they share a folder, reach each other, and agree?
+"""What one node has, and how the nodes of a job differ.
 
-Each process leaves its findings in a fresh folder in the run root, and sends them to the first
-over TCP. What arrives in one way and not in the other tells what is wrong.
+slurm/doctor.sbatch starts `doctor --nodes=report` on each node, which prints a report as a line of
+JSON. `doctor --nodes=compare` on the first node reads the reports and compares them.
 """
 
 import json
 import os
 import shutil
 import socket
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
-from ...core.errors import UsageError
-from ...core.ranks.environment import Ranks, rendezvous_address
-from . import locks
-from .findings import Finding, attempt
+from ...core.errors import say
+from . import software
+from .findings import Finding, Status, attempt
+from .scripts import Script
 
-MUST_AGREE = ("python", "torch")
-# Seconds. Beyond the first, what nodes log is out of order; before clocks are five minutes apart,
-# Slurm's authentication (munge) and Kerberos refuse each other's credentials.
-CLOCK_WARNING, CLOCK_ERROR = 1, 60
-# Seconds that a file may take to appear here, once its node has said that it is written.
-FILE_DELAY = 10
+if TYPE_CHECKING:
+    from ...settings import Settings
 
-Look = Callable[[], Iterable[Finding]]
+GIB = 2**30
+# What it means if nodes differ in it.
+DIFFERENCES: dict[str, Status] = {"python": "error", "torch": "error", "GPUs": "warning"}
+# Seconds. A report may take a moment to arrive, so a smaller difference can't be told. If clocks
+# differ by minutes, Slurm's authentication (munge) and Kerberos refuse credentials.
+CLOCK_WARNING, CLOCK_ERROR = 5, 60
+FILE_DELAY = 30  # seconds that a new file may take to appear on another node
+# Trackers with a database in the run root, unless this variable names a server.
+DATABASES = {"aim": "AIM_REPO", "mlflow": "MLFLOW_TRACKING_URI"}
+
 Report = dict[str, Any]
 
 
-def compare(
-    root: Path, ranks: Ranks, timeout: float, look: Look, databases: Mapping[str, str]
-) -> Iterator[Finding]:
-    """Yield what `look` finds on each node, and what the nodes are to each other.
+def count() -> int:
+    """Return how many nodes the job has; 1 outside of jobs."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
 
-    Args:
-        root: the folder that nodes must share.
-        timeout: seconds that the first process waits for the others after its own checks.
-        databases: trackers with files that nodes must lock for each other (`locks.seen`).
 
-    Only the first process yields anything.
-    """
-    folder = root / f".doctor-{_token(ranks)}"
-    if folder.exists() and folder.lstat().st_uid != os.getuid():
-        raise UsageError(f"{folder} is another user's: choose another --run-root, or submit again")
-    if ranks.rank:
-        _tell(folder, ranks, timeout, look, databases)
-        return
-    in_job = ranks.size > 1 or "SLURM_JOB_ID" in os.environ
-    door = Door(folder)
+def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Finding]:
+    """Check this node: software, GPUs, dataset, run root, network."""
+    yield from attempt("python", software.python)
+    yield from attempt("packages", software.packages)
+    yield from attempt("torch", software.pytorch, settings, jobs)
+    if settings:
+        yield from attempt("dataset", _dataset, settings)
+    root = Path(settings.run_root if settings else ".")
+    yield from attempt("run folder", _run_root, root, settings)
+    yield from attempt("space", _space, root)
+    yield from attempt("network", _network, os.environ)
+
+
+def _dataset(settings: "Settings") -> Iterator[Finding]:
+    """Load the dataset as every rank does, and count its samples."""
+    from ...data import load
+
+    datasets = load(settings)
+    sizes = []
+    for part in ("train", "validation", "test"):
+        samples = getattr(datasets, part)
+        sizes.append(f"{part} {len(samples) if hasattr(samples, '__len__') else 'of no length'}")
+    yield Finding("ok", "dataset", f"{settings.dataset}: {', '.join(sizes)}")
+
+
+def _run_root(root: Path, settings: "Settings | None") -> Iterator[Finding]:
+    """Write a file, lock it, and compare the clock with the file server's."""
     try:
-        if in_job:
-            yield from attempt("port", door.open)
-        own = chain(look(), _writable(folder))
-        if ranks.size == 1:
-            yield from own
-        else:
-            with locks.held(folder):
-                yield from _hear(folder, ranks, timeout, list(own), door)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        door.close()  # which lets the others go
-
-
-def _token(ranks: Ranks) -> str:
-    """Return a name that the processes of this start share, and no others."""
-    if ranks.size == 1:
-        return f"{socket.gethostname()}-{os.getpid()}"
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return "-".join(os.environ.get(name, "0") for name in names)
-
-
-# The first process
-
-
-class Door:
-    """Where the first process listens, at the port on which ranks meet.
-
-    Args:
-        folder: where others shall leave what they found.
-
-    Attributes:
-        hosts: the hostname of each process that came, by rank.
-        reports: what it found, later; heard: when the last report came, by the monotonic clock.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.hosts: dict[int, str] = {}
-        self.reports: dict[int, Report] = {}
-        self.heard = 0.0
-        self._sockets: list[socket.socket] = []
-
-    def open(self) -> Iterator[Finding]:
-        """Start to listen."""
-        address = rendezvous_address({"MASTER_ADDR": socket.gethostname(), **os.environ})
-        port = int(address.rpartition(":")[2])
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        try:
-            listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
-        except OSError as error:
-            raise UsageError(
-                f"port {port}, on which ranks meet, can't be had ({error.strerror}): submit "
-                "again, since each job has a port of its own, or export MASTER_PORT in "
-                "slurm/site.sh"
-            ) from None
-        self._sockets.append(listener)
-        threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
-        yield Finding("ok", "port", f"{port} is free")
-
-    def _listen(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                guest, _ = listener.accept()
-                self._sockets.append(guest)
-                threading.Thread(target=self._receive, args=(guest,), daemon=True).start()
-
-    def _receive(self, guest: socket.socket) -> None:
-        with suppress(OSError, ValueError), guest.makefile("rw", encoding="utf-8") as stream:
-            _write(stream, {"time": time.time(), "folder": str(self.folder)})
-            hello = json.loads(stream.readline())
-            self.hosts[hello["rank"]] = hello["host"]
-            report = json.loads(stream.readline())
-            self.heard = time.monotonic()
-            self.reports[hello["rank"]] = report
-            stream.readline()  # until either end closes
-
-    def close(self) -> None:
-        """Stop listening, and close all connections."""
-        for each in self._sockets:
-            with suppress(OSError):  # it may be closed at the other end
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-
-def _hear(
-    folder: Path, ranks: Ranks, timeout: float, own: Sequence[Finding], door: Door
-) -> Iterator[Finding]:
-    """Wait for the other processes, and yield what all found."""
-    reports = {0: _report(own)}
-    missing = set(range(1, ranks.size))
-    end = time.monotonic() + timeout
-    while missing and time.monotonic() < end:
-        # A network file system shows a folder as it was up to a minute ago, unless this node
-        # itself changes it.
-        with suppress(OSError):
-            (folder / "look").touch()
-            (folder / "look").unlink()
-        for rank in missing:
-            with suppress(OSError):
-                reports[rank] = json.loads(_file(folder, rank).read_text(encoding="utf-8"))
-        # Who says that it could not write need not be waited for.
-        told = dict(door.reports)
-        reports |= {rank: each for rank, each in told.items() if not each["written"]}
-        missing -= set(reports)
-        if missing <= set(told):  # only files have not come
-            end = min(end, door.heard + FILE_DELAY)
-        time.sleep(0.2)
-    reports = {**door.reports, **reports}
-    yield from merge([reports[rank] for rank in sorted(reports)])
-    for rank in sorted(missing):
-        yield _absent(rank, folder.parent, timeout, door)
-    if not missing and all(report["written"] for report in reports.values()):
-        message = f"{folder.parent}: what {ranks.size} processes wrote came to the first"
-        yield Finding("ok", "shared folder", message)
-
-
-def _absent(rank: int, root: Path, timeout: float, door: Door) -> Finding:
-    """Return what it means that a process's file did not come."""
-    host = door.hosts.get(rank)
-    if rank in door.reports:
-        message = (
-            f"what this node wrote in {root} did not come to the first node: set run_root to a "
-            "folder that all nodes share"
-        )
-    elif host:
-        message = f"rank {rank} came, but was not done after {timeout:g} s: raise --timeout"
-    else:
-        nodelist = os.environ.get("SLURM_STEP_NODELIST", "the job")
-        message = (
-            f"rank {rank} of {nodelist} neither connected nor left a file in {root} within "
-            f"{timeout:g} s: is its node alive, and does Python start there?"
-        )
-    return Finding("error", "shared folder", message, (host,) if host else ())
-
-
-def merge(reports: Sequence[Report]) -> Iterator[Finding]:
-    """Yield each finding once, with its nodes where it does not hold for all."""
-    found: dict[str, dict[Finding, list[str]]] = {}
-    for report in reports:
-        for finding in (Finding(*words) for words in report["findings"]):
-            where = found.setdefault(finding.name, {}).setdefault(finding, [])
-            if report["host"] not in where:
-                where.append(report["host"])
-    everywhere = len({report["host"] for report in reports})
-    for name, findings in found.items():
-        if name in MUST_AGREE and len(findings) > 1 and {f.status for f in findings} == {"ok"}:
-            each = (f"{finding.message} on {', '.join(w)}" for finding, w in findings.items())
-            yield Finding("error", name, f"nodes must agree, but this is {'; '.join(each)}")
-            continue
-        for finding, where in findings.items():
-            yield replace(finding, nodes=() if len(where) == everywhere else tuple(where))
-
-
-# The other processes
-
-
-def _tell(
-    folder: Path, ranks: Ranks, timeout: float, look: Look, databases: Mapping[str, str]
-) -> None:
-    """Look, leave what was found in the folder, tell it to the first process, wait for its end."""
-    door, greeted, wanted = _knock(ranks, timeout)
-    folder = wanted or folder  # where settings can't be read, this node does not know it
-    found = [*greeted, *look(), *_writable(folder)]
-    if databases:
-        found += locks.seen(folder, databases)
-    report = _report(found)
-    file = _file(folder, ranks.rank)
-    try:
-        fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps(report), encoding="utf-8")
-        fresh.replace(file)
-    except OSError:
-        report["written"] = False  # and `_writable` has said why
-    if door:
-        with suppress(OSError), door.makefile("rw", encoding="utf-8") as stream:
-            _write(stream, report)
-            stream.readline()  # until the first process closes
-        door.close()
-    else:
-        deadline = time.monotonic() + 3 * timeout
-        while file.exists() and time.monotonic() < deadline:
-            time.sleep(0.2)
-    # Where the folder is not shared, nobody else removes it.
-    with suppress(OSError):
-        file.unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def _knock(ranks: Ranks, timeout: float) -> tuple[socket.socket | None, list[Finding], Path | None]:
-    """Connect to the first process; return the connection, findings, and the folder it names.
-
-    Without a connection, it and the folder are None.
-    """
-    try:
-        address = rendezvous_address(os.environ)
-    except UsageError as error:
-        return None, [Finding("error", "first node", str(error))], None
-    host, _, port = address.rpartition(":")
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as error:
-        message = f"its name {host} does not resolve ({error}): tell your administrators"
-        return None, [Finding("error", "first node", message)], None
-    deadline = time.monotonic() + timeout / 2  # the first waits that long for the rest, too
-    while True:
-        try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=root, prefix=".doctor-") as file:
             before = time.time()
-            door = socket.create_connection((host, int(port)), timeout=5)
-            with door.makefile("rw", encoding="utf-8") as stream:
-                greeting = json.loads(stream.readline())
-                after = time.time()
-                _write(stream, {"rank": ranks.rank, "host": socket.gethostname()})
-            door.settimeout(None)
-            break
-        except (OSError, ValueError) as error:  # nobody there yet, or somebody else
-            if time.monotonic() > deadline:
-                message = (
-                    f"{address} can't be reached ({error}): is there a firewall? Choose another "
-                    "network with GLOO_SOCKET_IFNAME in slurm/site.sh, or ask your administrators"
-                )
-                return None, [Finding("error", "first node", message)], None
-            time.sleep(0.5)
-    found = Finding("ok", "first node", f"{address} can be reached")
-    clock = _clock("the first node", greeting["time"], before, after)
-    return door, [found, *clock], Path(greeting["folder"])
-
-
-# Both
-
-
-def _write(stream: Any, value: Mapping[str, Any]) -> None:  # noqa: ANN401 - a text stream
-    stream.write(json.dumps(value) + "\n")
-    stream.flush()
-
-
-def _file(folder: Path, rank: int) -> Path:
-    return folder / f"{rank}.json"
-
-
-def _report(findings: Iterable[Finding]) -> Report:
-    words = [[each.status, each.name, each.message] for each in findings]
-    return {"host": socket.gethostname(), "findings": words, "written": True}
-
-
-def _writable(folder: Path) -> Iterator[Finding]:
-    """Write a file, and see what time it is where it was stored."""
-    root = folder.parent
-    probe = folder / f"{socket.gethostname()}-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        before = time.time()
-        probe.write_text("Is the folder writable?", encoding="utf-8")
-        after = time.time()
-        theirs = probe.stat().st_mtime
-        probe.unlink()
+            file.write("Can files be written here?")
+            file.flush()
+            stored, after = os.stat(file.name).st_mtime, time.time()
+            locked = _lock(file)
     except OSError as error:
         message = f"{root} can't be written ({error.strerror}): set run_root to a folder of yours"
         yield Finding("error", "run folder", message)
         return
     yield Finding("ok", "run folder", f"{root} can be written")
-    yield from _clock(f"the file server of {root}", theirs, before, after)
+    apart = before - stored if stored < before else min(after - stored, 0)
+    yield _clock(f"the file server of {root}", apart)
+    if locked and (trackers := _databases(settings)):
+        yield Finding("error", "locks", f"files in {root} can't be locked ({locked}), {trackers}")
 
 
-def _clock(whose: str, theirs: float, before: float, after: float) -> Iterator[Finding]:
-    """Compare a time that was taken elsewhere, between `before` and `after` here; in seconds."""
-    apart = max(before - theirs, theirs - after, 0)
-    if apart < CLOCK_WARNING:
-        yield Finding("ok", "clock", f"agrees with {whose}")
-        return
-    message = (
-        f"is {apart:.0f} s {'ahead of' if theirs < before else 'behind'} {whose}: logs get out of "
-        "order, and minutes apart Slurm refuses credentials: tell your administrators"
+def _lock(file: IO) -> str:
+    """Lock an open file until it is closed; return why that failed, or an empty string."""
+    try:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _databases(settings: "Settings | None") -> str:
+    """Return which trackers need locks in the run root, and what to do; empty if none does."""
+    from ...tracking import select
+
+    names = []
+    for name in select(settings.trackers) if settings else ():
+        server = os.environ.get(DATABASES.get(name, ""), "")
+        if name in DATABASES and not server.startswith(("http://", "https://", "aim://")):
+            names.append(name)
+    if not names:
+        return ""
+    return (
+        f"which the database of {' and '.join(names)} needs: choose --run-root on another file "
+        f"system, or name a server in {' and '.join(DATABASES[name] for name in names)}"
     )
-    yield Finding("error" if apart >= CLOCK_ERROR else "warning", "clock", message)
+
+
+def _space(run_root: Path) -> Iterator[Finding]:
+    """Check that there is room for checkpoints, temporary files and shared memory."""
+    folders = (run_root, Path(tempfile.gettempdir()), Path("/dev/shm"))
+    full = []
+    for folder in folders:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if (free := shutil.disk_usage(there).free) < GIB:
+            full.append(f"{folder} has {free // 2**20} MiB free")
+    if full:
+        message = f"{', '.join(full)}: checkpoints and loading workers need more"
+        yield Finding("warning", "space", message)
+    else:
+        yield Finding("ok", "space", f"1 GiB and more in {', '.join(map(str, folders))}")
+
+
+def _network(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that the other nodes of a job can reach this node by its name."""
+    if count() < 2:
+        return
+    host = socket.gethostname()
+    try:
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        address = str(addresses[0][4][0])
+    except OSError:
+        address = "nothing"
+    # Gloo gives other nodes the address that this node's name resolves to.
+    if address.startswith(("nothing", "127.", "::1")) and "GLOO_SOCKET_IFNAME" not in env:
+        message = f"{host} resolves to {address} on itself, where other nodes can't reach Gloo: "
+        message += "export GLOO_SOCKET_IFNAME in slurm/site.sh; 'ip -br address' shows interfaces"
+        yield Finding("error", "network", message)
+
+
+def report(settings: "Settings | None", findings: Iterable[Finding]) -> str:
+    """Return this node's report as a line of JSON, after looking for the first node's file."""
+    words = [[each.status, each.name, each.message] for each in findings]
+    shared = lockable = None
+    if settings:
+        path = _shared_file(settings)
+        with suppress(OSError):  # if the folder can't be written, there is a finding of it
+            shared = _appears(path)
+            with path.open("r+") as file:
+                lockable = not _lock(file)
+    node = {"host": socket.gethostname(), "shared": shared, "lockable": lockable}
+    return json.dumps({**node, "findings": words, "time": time.time()})
+
+
+def _appears(path: Path) -> bool:
+    """Wait for a file of the first node; return whether it is there."""
+    end = time.monotonic() + FILE_DELAY
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+        # A network file system may show an old state of a folder until this node changes it.
+        tempfile.NamedTemporaryFile(dir=path.parent, prefix=".doctor-").close()
+    return True
+
+
+def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Finding]:
+    """Yield the findings of all nodes, and those about differences between them.
+
+    Args:
+        lines: what the nodes print: their reports, and other lines, which are printed.
+    """
+    shared = _shared_file(settings)
+    with suppress(OSError):  # the nodes report that the folder can't be written
+        shared.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(shared.open("x"))
+            stack.callback(shared.unlink, missing_ok=True)
+            _lock(file)
+        except FileExistsError:  # perhaps another user's, or a link
+            message = f"{shared} exists: remove it, or choose another --run-root"
+            yield Finding("error", "run folder", message)
+        except OSError:
+            pass
+        reports = sorted(_reports(lines), key=itemgetter("host"))
+    yield from merge(reports)
+    hosts = [report["host"] for report in reports]
+    if len(hosts) < count():
+        message = f"{len(hosts)} of {count()} reported ({', '.join(hosts)}): see the lines above; "
+        message += "is each node up, and does Python start there?"
+        yield Finding("error", "nodes", message)
+    here = [report["delay"] for report in reports if report["host"] == socket.gethostname()]
+    for report in reports:
+        apart = min(here, default=0) - report["delay"]
+        if abs(apart) >= CLOCK_WARNING:
+            yield replace(_clock("the first node", apart), nodes=(report["host"],))
+    root = shared.parent
+    if strangers := tuple(report["host"] for report in reports if report["shared"] is False):
+        message = f"{root} is not the first node's folder: set run_root to a folder that all share"
+        yield Finding("error", "shared folder", message, strangers)
+    elif seen := [report for report in reports if report["shared"]]:
+        yield Finding("ok", "shared folder", f"{root} is the same on {len(seen)} node(s)")
+    unlocked = tuple(report["host"] for report in reports if report["lockable"])
+    if unlocked and (trackers := _databases(settings)):
+        message = f"files in {root} that another node has locked can be locked again, {trackers}"
+        yield Finding("warning", "locks", message, unlocked)
+
+
+def _reports(lines: Iterable[str]) -> Iterator[Report]:
+    """Yield the reports, each with its delay: seconds on its way, by the clocks of two nodes."""
+    for line in lines:
+        try:
+            report = json.loads(line)
+            report["delay"] = time.time() - report["time"]
+        except (ValueError, TypeError, KeyError):
+            say(line, end="")
+        else:
+            yield report
+
+
+def merge(reports: Sequence[Report]) -> Iterator[Finding]:
+    """Yield each finding once, with its nodes unless it is about all of them."""
+    found: dict[str, dict[Finding, list[str]]] = {}
+    for report in reports:
+        for finding in (Finding(*words) for words in report["findings"]):
+            found.setdefault(finding.name, {}).setdefault(finding, []).append(report["host"])
+    for name, findings in found.items():
+        each = "; ".join(f"{item.message} on {', '.join(on)}" for item, on in findings.items())
+        if name in DIFFERENCES and len(findings) > 1 and {f.status for f in findings} == {"ok"}:
+            yield Finding(DIFFERENCES[name], name, f"nodes should be alike, but have {each}")
+            continue
+        for finding, on in findings.items():
+            yield replace(finding, nodes=() if len(on) == len(reports) else tuple(on))
+
+
+def _shared_file(settings: "Settings | None") -> Path:
+    """Return the file of the first node that the others look for."""
+    root = Path(settings.run_root if settings else ".")
+    return root / f".doctor-{os.environ.get('SLURM_JOB_ID', 0)}"
+
+
+def _clock(reference: str, apart: float) -> Finding:
+    """Return what it means that this clock is some seconds ahead of another, or behind it."""
+    if abs(apart) < CLOCK_WARNING:
+        return Finding("ok", "clock", f"agrees with {reference}")
+    message = (
+        f"is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} {reference}: logs get out "
+        "of order, and with minutes Slurm refuses credentials: tell your administrators"
+    )
+    return Finding("error" if abs(apart) >= CLOCK_ERROR else "warning", "clock", message)

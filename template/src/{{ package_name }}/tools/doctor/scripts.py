@@ -1,30 +1,39 @@
-"""What the batch scripts that train ask for, and whether it is there.
+"""The batch scripts that train: whether they start, and whether Slurm accepts them.
 
-The scripts are read, not the template's answers: they are what Slurm reads, and users edit them.
+This reads the scripts, not the answers to the template's questions, because users edit scripts.
 """
 
-import argparse
 import os
 import re
-import shlex
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.ranks.slurm import run
 from .findings import Finding
 
-# From an empty shell to the modules: a script that was edited beyond this is none the worse.
-PROLOGUE = re.compile(
-    r'^cd "\$\{SLURM_SUBMIT_DIR.*?(?=^set -euo pipefail$)', re.MULTILINE | re.DOTALL
-)
-# Where the project builds its image. Else others have made it, and there is ENV for what it lacks.
-DEFINITION, ENV = Path("container/apptainer.def"), Path("container/env")
-FIRST_CODE = 100  # of the exit codes that tell which line failed
+# The lines from an empty shell to the interpreter or the image.
+START = re.compile(r'^cd "\$\{SLURM_SUBMIT_DIR.*?^use_(?:python|image) [^\n]*$', re.M | re.S)
+# What the scripts run after these lines. `fail` is a function of slurm/common.sh.
+PYTHON = """
+version=$("${python[@]}" --version) || fail "${python[*]} does not start: run 'make %s' again"
+echo "${python[0]}|$version${LOADEDMODULES:+, modules $LOADEDMODULES}"
+"""
+PYXIS = """
+srun --help | grep -q -e --container-image || fail "srun has no option --container-image"
+echo "srun|$image${LOADEDMODULES:+, modules $LOADEDMODULES}"
+"""
 TIMEOUT = 120  # seconds for modules and an image; file systems can be slow
+# Login nodes often lack these, and compute nodes have them.
+RUNTIMES = re.compile("neither apptainer nor singularity|--container-image")
+# Variables of a job that srun would read as options, and that slurm/common.sh unsets.
+REQUESTS = re.compile(
+    r"SLURM_(MEM_PER_\w+|GPUS(_PER_\w+)?|CPUS_PER_GPU|TRES_PER_TASK|(GPU|TRES)_BIND|HINT|"
+    r"THREADS_PER_CORE|NTASKS_PER_(CORE|GPU|SOCKET|TRES))"
+)
 
 
 @dataclass(frozen=True)
@@ -32,140 +41,54 @@ class Script:
     """A batch script.
 
     Args:
-        options: sbatch's options by long name, as the script and the environment give them.
-        prologue: its lines that fetch the site's facts and the modules; may be empty.
-        modules: those that it loads, in their order.
-        python: the interpreter that it runs; image: the container image. One of them is None.
-        pyxis: whether it is srun that starts the image.
+        start: its lines up to the interpreter or the image; empty if there are none such.
+        gpu: whether it trains on GPUs.
+        image: whether it runs in a container image.
+        pyxis: whether srun starts that image.
     """
 
     path: Path
-    options: argparse.Namespace
-    prologue: str
-    modules: tuple[str, ...]
-    python: str | None
-    image: str | None
-    pyxis: bool = False
-
-    @property
-    def gpus(self) -> tuple[str, int] | None:
-        """The type of GPU ('' for any) and how many a node must have, None without GPUs."""
-        options = self.options
-        asked = [part for part in (options.gres or "").split(",") if part.startswith("gpu")]
-        request = options.gpus_per_node or options.gpus_per_task or options.gpus
-        words = (request or "".join(asked[:1])).split(":")
-        if words == [""]:
-            return None
-        count = int(words.pop()) if words[-1].isdigit() else 1
-        if options.gpus_per_task and options.ntasks_per_node:
-            count *= int(options.ntasks_per_node)
-        elif options.gpus and options.nodes.isdigit():
-            count = -(-count // int(options.nodes))
-        return "".join(word for word in words if word != "gpu"), count
+    start: str
+    gpu: bool
+    image: bool
+    pyxis: bool
 
 
-def read(folder: Path) -> tuple[list[Script], list[Finding]]:
-    """Return the scripts that train, and what is wrong with those that can't be read."""
-    scripts, wrong = [], []
+def read(folder: Path) -> list[Script]:
+    """Return the scripts that train."""
+    found = []
     for path in sorted(folder.glob("train_*.sbatch")):
-        try:
-            scripts.append(_read(path))
-        except (OSError, ValueError) as error:
-            wrong.append(Finding("error", "scripts", f"{path} can't be read: {error}"))
-    if not scripts and not wrong:
-        message = f"there is no {folder}/train_*.sbatch here: is this the project's root?"
-        wrong.append(Finding("warning", "scripts", message))
-    return scripts, wrong
-
-
-def _read(path: Path) -> Script:
-    text = path.read_text(encoding="utf-8")
-    words = [
-        word
-        for line in re.findall(r"^#SBATCH\s+(.*)", text, re.MULTILINE)
-        for word in shlex.split(line, comments=True)
-    ]
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    for *names, variable in (
-        ("--partition", "-p", "PARTITION"),
-        ("--time", "-t", "TIMELIMIT"),
-        ("--nodes", "-N", "NODES"),
-        ("--account", "-A", "ACCOUNT"),
-        ("--qos", "-q", "QOS"),
-        ("--gres", "GRES"),
-        ("--gpus-per-node", "GPUS_PER_NODE"),
-        ("--gpus-per-task", "GPUS_PER_TASK"),
-        ("--gpus", "-G", "GPUS"),
-        ("--ntasks-per-node", "NTASKS_PER_NODE"),
-    ):
-        parser.add_argument(*names, default="")
-        # sbatch lets a variable override the script.
-        if given := os.environ.get(f"SBATCH_{variable}"):
-            words += [names[0], given]
-    prologue = PROLOGUE.search(text)
-    return Script(
-        path,
-        parser.parse_known_args(words)[0],
-        prologue[0] if prologue else "",
-        tuple(re.findall(r"^(?:load_module|module load) +(\S+)", text, re.MULTILINE)),
-        _used("python", text),
-        _used("image", text),
-        '"${in_image[@]}"' in text,
-    )
-
-
-def _used(kind: str, text: str) -> str | None:
-    found = re.search(rf"^use_{kind} (\S+)", text, re.MULTILINE)
-    return found[1] if found else None
+        text = path.read_text(encoding="utf-8", errors="replace")
+        start = START.search(text)
+        image, pyxis = "\nuse_image " in text, '"${in_image[@]}"' in text
+        gpu = "\ncount_ranks gpu" in text
+        found.append(Script(path, start[0] if start else "", gpu, image, pyxis))
+    return found
 
 
 def check(jobs: Sequence[Script]) -> Iterator[Finding]:
-    """Load the modules as the scripts do, and start the interpreter or the image with them."""
+    """Load the modules as the scripts do, and start the interpreter or the image."""
+    if not jobs:
+        message = "there is no slurm/train_*.sbatch here: run doctor in the project's root"
+        yield Finding("warning", "scripts", message)
     if not shutil.which("sbatch"):
         return
-    alike: dict[tuple, list[Script]] = {}
+    alike: dict[tuple[str, bool], list[Script]] = {}
     for job in jobs:
-        alike.setdefault((job.modules, job.python, job.image), []).append(job)
+        alike.setdefault((job.start, job.pyxis), []).append(job)
     for same in alike.values():
-        names = ", ".join(str(job.path) for job in same)
-        yield from _start(same[0], names)
+        yield _start(same[0], ", ".join(str(job.path) for job in same))
 
 
-def _start(job: Script, names: str) -> Iterator[Finding]:
-    """Run what a script runs before it trains, line by line."""
-    started = job.image or job.python or "python"
-    cure = "make image" if job.image else "make setup"
-    needed = []
-    if job.image:
-        needed = [Path(started)] * (not job.pyxis) + [ENV] * (not DEFINITION.exists())
-    for path in needed:
-        if not path.exists():
-            message = f"{path} of {names} does not exist: run '{cure}' first"
-            yield Finding("error", "interpreter", message)
-            return
-    # What is looked at, the line, and what it means if that fails.
-    lines = []
-    if job.pyxis:
-        missing = "srun has no --container-image here: compute nodes may have it, else pyxis lacks"
-        lines.append(("pyxis", "srun --help | grep -q -e --container-image", missing))
-        run = "echo by srun"
-    elif job.image:
-        missing = f"there is neither apptainer nor singularity on {socket.gethostname()}: compute "
-        missing += "nodes may have it, or its module belongs in slurm/site.sh"
-        python = "python" if DEFINITION.exists() else ENV / "bin/python"
-        runtime = "runtime=$(command -v apptainer || command -v singularity)"
-        lines.append(("apptainer", runtime, missing))
-        run = f'"$runtime" exec --bind "$PWD" {job.image} {python} --version'
-    else:
-        absent = f"{started} of {names}, or PROJECT_PYTHON of slurm/site.sh, does not exist: "
-        absent += f"run '{cure}' first, or change the latter"
-        found = f"python=${{PROJECT_PYTHON:-{started}}}; [[ -x $python ]]"
-        lines.append(("interpreter", found, absent))
-        run = 'echo "$python" && "$python" --version'
-    lines.append(("interpreter", run, f"{started} of {names} does not start: run '{cure}' again"))
+def _start(job: Script, names: str) -> Finding:
+    """Run what a script runs before it trains."""
+    if not job.start:
+        message = f"{names}: no line use_python or use_image, so its start is not checked"
+        return Finding("ok", "scripts", message)
+    rest = PYXIS if job.pyxis else PYTHON % ("image" if job.image else "setup")
     try:
         done = subprocess.run(
-            ["bash", "-l", "-c", job.prologue + _or_exit(line for _, line, _ in lines)],
+            ["bash", "-l", "-c", job.start + rest],
             env={"SLURM_JOB_ID": "0", **os.environ, "SLURM_SUBMIT_DIR": os.getcwd()},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -173,31 +96,44 @@ def _start(job: Script, names: str) -> Iterator[Finding]:
             timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        message = f"{started} of {names} did not start within {TIMEOUT} s: is a file system slow?"
-        yield Finding("error", "interpreter", message)
-        return
-    if 0 < done.returncode < FIRST_CODE:
+        message = f"{names} did not start within {TIMEOUT} s: is a file system slow?"
+        return Finding("error", "scripts", message)
+    if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         message = said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"
-        yield Finding("error", "scripts", f"{names} would end at once: {message}")
-        return
-    if done.returncode:
-        name, _, message = lines[done.returncode - FIRST_CODE]
-        # Login nodes often lack what compute nodes have.
-        elsewhere = name in ("apptainer", "pyxis") and "SLURM_JOB_ID" not in os.environ
-        yield Finding("warning" if elsewhere else "error", name, message)
-        return
-    if job.modules:
-        yield Finding("ok", "modules", f"{', '.join(job.modules)} of {names}")
-    *_, used, answer = ["", *done.stdout.splitlines()]
-    yield Finding("ok", "interpreter", f"{started} of {names}: {answer.removeprefix('Python ')}")
+        if RUNTIMES.search(message) and "SLURM_JOB_ID" not in os.environ:
+            message = f"{names} can't be tried here: {message} (compute nodes may differ)"
+            return Finding("warning", "scripts", message)
+        return Finding("error", "scripts", f"{names} would end at once: {message}")
+    used, _, version = done.stdout.splitlines()[-1].partition("|")
     if job.image:
-        yield Finding("ok", "image", "its packages are checked when doctor runs in it, in a job")
+        message = f"{names}: {version}; doctor.sbatch checks the packages in the image"
     elif Path(used).parents[1].resolve() != Path(sys.prefix).resolve():
-        message = f"packages were checked for {sys.executable}, but jobs use {used}: run that"
-        yield Finding("warning", "interpreter", message)
+        message = f"{names} use {used}, but packages were checked for {sys.executable}: "
+        return Finding("warning", "scripts", message + f"run doctor with {used}")
+    else:
+        message = f"{names}: {used}, {version}"
+    return Finding("ok", "scripts", message)
 
 
-def _or_exit(lines: Iterable[str]) -> str:
-    """Return lines of the shell of which the first that fails gives the exit code."""
-    return "\n".join(f"{line} || exit {FIRST_CODE + n}" for n, line in enumerate(lines))
+def check_submission(jobs: Sequence[Script]) -> Iterator[Finding]:
+    """Ask Slurm whether it accepts the scripts, and pass on its answers."""
+    if asked := sorted(filter(REQUESTS.fullmatch, os.environ)):
+        message = f"jobs that are submitted in it do not inherit its {', '.join(asked)}"
+        yield Finding("ok", "this job", message)
+    if "SLURM_JOB_ID" in os.environ:  # compute nodes may not be allowed to submit
+        return
+    if not shutil.which("sbatch"):
+        message = "sbatch is not here, so whether Slurm accepts the scripts is not checked"
+        yield Finding("ok", "Slurm", message)
+        return
+    for job in jobs:
+        answer = run("sbatch", "--test-only", str(job.path))
+        lines = answer.stderr.strip().splitlines() or ["(no output)"]  # good or bad, on stderr
+        if answer.returncode:
+            message = f"refuses {job.path}: {lines[-1]}: change its #SBATCH lines"
+            yield Finding("error", "Slurm", message)
+            continue
+        when = re.search(r"to start at (\S+) .* on nodes (\S+)", answer.stderr)
+        start = f", which would start at {when[1]} on {when[2]}" if when else ""
+        yield Finding("ok", "Slurm", f"accepts {job.path}{start}")
