@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
     for finding in chain(of_nodes, _check_project(settings, jobs)):
         say(finding)
         found.append(finding)
-    errors, warnings = map([each.status for each in found].count, ("error", "warning"))
+    statuses: list[str] = [each.status for each in found]
+    errors, warnings = statuses.count("error"), statuses.count("warning")
     say(f"\n{errors} error(s), {warnings} warning(s)")
     if flags.json:
         findings = [dataclasses.asdict(finding) for finding in found]
