@@ -5,12 +5,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Launch, clean_environment, edited, spawn, srun, tasks, torchrun
+from .conftest import QUICK, Launch, clean_environment, edited, sign, spawn, srun, tasks, torchrun
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str
     ("flags", "code", "message"),
     [
         (["--epoch=3"], 2, "Unrecognized options: --epoch"),
-        (["--init-from=nowhere"], 1, "error: can't read nowhere"),
+        (["--init-from=nowhere"], 1, "error: there is no nowhere"),
         (["--dataset=mine"], 1, "ValueError: mine"),
     ],
 )
@@ -209,6 +208,7 @@ def test_a_checkpoint_of_another_network(project: Path, launch: Launch, tmp_path
     state = torch.load(path, weights_only=True)
     del state["networks"]["network"]["layers.5.weight"]
     torch.save(state, path)
+    sign(path, path)
     job = launch(1, *QUICK)
     assert job.codes == [1]
     assert "does not fit model.py" in job.log and "layers.5.weight" in job.log
@@ -223,6 +223,7 @@ def test_a_checkpoint_that_lacks_keys(launch: Launch, tmp_path: Path) -> None:
     state = torch.load(path, weights_only=True)
     del state["meter"]["weight"]
     torch.save(state, path)
+    sign(path, path)
     job = launch(1, *QUICK)
     assert job.codes == [1]
     assert "was not saved by this version of the project (KeyError: 'weight')" in job.log
@@ -237,6 +238,7 @@ def test_a_checkpoint_with_values_of_other_types(launch: Launch, tmp_path: Path)
     state = torch.load(path, weights_only=True)
     state["position"]["step"] = "5"
     torch.save(state, path)
+    sign(path, path)
     job = launch(1, *QUICK)
     assert job.codes == [1] and "(TypeError: step is a str)" in job.log
     assert "Traceback" not in job.log
@@ -263,9 +265,10 @@ def test_what_a_file_says_is_no_command_to_the_terminal(launch: Launch, tmp_path
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     path = folder / "step-00000001.pt"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a\x1b]0;owned\x07", "content")
-    path.write_bytes(path.read_bytes().replace(b"content", b"changed"))
+    path.touch()
+    zeros = "0" * 64
+    lines = f"{zeros}  {path.name}\n{zeros}  a\x1b]0;owned\x07\n"
+    path.with_suffix(".sha256").write_text(lines)
     job = launch(1, "--max-steps=1")
     assert "skipping the corrupt checkpoint" in job.log and "owned" in job.log
     for text in (job.log, (tmp_path / "run/log.txt").read_text()):

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .conftest import spawn, srun
+from .conftest import sign, spawn, srun
 
 MARK = "a-call-was-made"
 # What code would be run by: of Python, of a file that lies beside, by way of an allowed module.
@@ -155,14 +155,6 @@ def as_shards(folder: Path, content: bytes) -> None:
         assert checkpoint.Checkpoints(folder).newest() == path
         with suppress(UsageError):
             checkpoint.load(path)
-
-
-def sign(path: Path, *files: Path) -> None:
-    """Write the digests of a checkpoint, as someone can who plants one."""
-    from demo.core.training.checkpoint import digest_file, digest_line
-
-    lines = [digest_line(each, str(each.relative_to(path.parent))) for each in files]
-    digest_file(path).write_text("\n".join(lines) + "\n")
 
 
 def as_run(folder: Path, content: bytes) -> None:
