@@ -225,7 +225,7 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
 def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     """As earlier versions saved it: nothing begins at step 0 because of it."""
     from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import load, shards_of
+    from demo.core.training.checkpoint import IN_SHARDS, load, shards_of
 
     saver.checkpoints.write(STATE, 1)
     path = saver.checkpoints.path(1)
@@ -233,10 +233,13 @@ def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* give --resume"):
         saver.checkpoints.newest()
     assert load(path)["networks"] == {}
+    torch.save({**STATE, "weights": IN_SHARDS}, path)
+    with pytest.raises(UsageError, match=r"copy the folder step-00000001\.shards too"):
+        load(path)
     # Their shards had another format. No command is named that would then be refused.
     shards_of(path).mkdir()
     (shards_of(path) / "list.zip").touch()
-    with pytest.raises(UsageError, match="of this project: finish the run with the version"):
+    with pytest.raises(UsageError, match="To go on, finish the run with the version"):
         saver.checkpoints.newest()
     with pytest.raises(UsageError, match="only that version can read it: finish the run"):
         load(path)

@@ -51,6 +51,7 @@ Like = Callable[..., Tensor | None]
 
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})\.pt")
 MOST_VALUES = 1_000_000  # of a checkpoint; a tensor is one
+LIST = "list.zip"  # in the shards of an earlier version, which only that version can read
 IN_SHARDS = "<in the shards>"  # stands in the file for a tensor that is in the folder
 
 
@@ -102,8 +103,9 @@ class Checkpoints:
                 if not digest_file(path).exists():
                     resume = f"give --resume {path} and another --run-dir, or "
                     raise UsageError(
-                        f"{path} has no {digest_file(path).name}: it was saved by an earlier "
-                        f"version of this project: {'' if shards_of(path).exists() else resume}"
+                        f"{path} has no {digest_file(path).name}: that was lost, or an earlier "
+                        "version of this project saved the checkpoint. To go on, "
+                        f"{'' if (shards_of(path) / LIST).exists() else resume}"
                         "finish the run with the version that began it"
                     )
                 log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
@@ -353,7 +355,7 @@ def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  
     """
     if check and digest_file(path).exists() and (fault := find_fault(path)):
         raise UsageError(f"{path} is no readable checkpoint ({fault}): name another one")
-    if (shards_of(path) / "list.zip").exists():
+    if (shards_of(path) / LIST).exists():
         raise UsageError(
             f"{path} was saved with FSDP by an earlier version of this project, and only that "
             "version can read it: finish the run with the version that began it"
@@ -376,6 +378,8 @@ def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  
         if sharded:
             from . import shards
 
+            if not shards_of(path).is_dir():
+                raise ValueError(f"copy the folder {shards_of(path).name} too, beside the file")
             parts = shards.read(shards_of(path), sharded)
         return each_leaf(fill, state)
 
