@@ -42,7 +42,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The earlier state: another number in a module, no schedule, one more module, and every file
     # ended with another line.
     replace(package / "tools/plot/__init__.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
-    replace(package / "train.py", '"""The training loop."""', '"""The old loop."""')
+    replace(package / "train.py", '"""The training: the loop', '"""The old training: the loop')
     (package / "core/training/schedule.py").unlink()
     for path in present:
         if path.exists() and path.stat().st_size and path.name not in UNTOUCHED:
@@ -152,7 +152,7 @@ def test_edits_are_kept(project: Path) -> None:
     # Their line and ours in the same file.
     assert '"""Our curves' in updated["src/demo/tools/plot/__init__.py"]
     assert "FEW_VALUES = 20" in updated["src/demo/tools/plot/__init__.py"]
-    assert '"""The training loop."""' in updated["src/demo/train.py"]
+    assert '"""The training: the loop' in updated["src/demo/train.py"]
     for name in ("slurm/train_multi_node.sbatch", "README.md"):
         kept = edited[name].replace("# The end of an earlier version", "")
         assert updated[name].rstrip() == kept.rstrip()
@@ -234,7 +234,7 @@ def test_what_is_said_after_an_update(project: Path) -> None:
 
 
 def test_an_update_that_is_interrupted_is_undone_as_it_says(project: Path) -> None:
-    replace(project / "src/demo/train.py", '"""The old loop."""', '"""Our loop."""')
+    replace(project / "src/demo/train.py", '"""The old training', '"""Our training')
     commit(project, "Our own work")
     before = contents(project)
     command = [sys.executable, "-m", "copier", "update", "--defaults"]
@@ -250,7 +250,7 @@ def test_an_update_that_is_interrupted_is_undone_as_it_says(project: Path) -> No
     subprocess.run(["bash", "-c", undo], cwd=project, env=environment, check=True)
     assert contents(project) == before and not git(project, "status", "--porcelain")
     assert copier_says(project, "update").returncode == 0
-    assert new.exists() and '"""Our loop."""' in (project / "src/demo/train.py").read_text()
+    assert new.exists() and '"""Our training' in (project / "src/demo/train.py").read_text()
 
 
 def test_recopy_keeps_what_is_the_users_and_nothing_else(project: Path) -> None:
