@@ -577,9 +577,9 @@ class Checkpointing:
         self.__dict__.pop("mesh", None)
 
     def refuse_divergence(self, what: str, value: float) -> None:
-        """Raise UsageError for a value that is not finite."""
+        """Raise UsageError for a value that is not finite; every rank calls this with the same."""
         if not math.isfinite(value):
-            self.wait()
+            self.world.broadcast(self.wait())  # rank 0 writes the file that all of them name
             newest = self.checkpoints.latest() or "none had been saved yet"
             raise UsageError(
                 f"{what} {value} at step {self.position.step}: lower lr, lengthen warmup, or set "
