@@ -81,7 +81,14 @@ def watched(setting: Setting, *flags: str) -> tuple[Path, dict[str, float]]:
     """Train as `make train` does; return the run's folder, and the seconds of each phase."""
     run_dir = Path(tempfile.mkdtemp(dir=project().parent)) / "run"
     ranks = ("--standalone", f"--nproc-per-node={setting.ranks}", "-m", "demo")
-    command = [sys.executable, "-m", "demo.torchrun", *ranks, "train", f"--run-dir={run_dir}"]
+    command = [
+        sys.executable,
+        "-m",
+        "demo.engine.torchrun",
+        *ranks,
+        "train",
+        f"--run-dir={run_dir}",
+    ]
     phases: dict[str, float] = {}
     ends = iter(PHASES.items())
     name, end = next(ends)

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from demo import model, train
-from demo.core.loading.batches import TrainBatches
-from demo.core.loading.stream import ShardStream
-from demo.core.output.record import record
-from demo.core.ranks import strategy
-from demo.core.ranks.dtensor import is_dtensor
-from demo.core.ranks.process_group import joined
-from demo.core.ranks.signals import StopRequest
-from demo.core.ranks.world import World
-from demo.core.training import shards
-from demo.core.training.checkpoint import each_leaf
+from demo.engine import shards
+from demo.engine.checkpoint_files import each_leaf
+from demo.engine.data.batches import TrainBatches
+from demo.engine.data.stream import ShardStream
+from demo.engine.ranks import strategy
+from demo.engine.ranks.dtensor import is_dtensor
+from demo.engine.ranks.process_group import joined
+from demo.engine.ranks.signals import StopRequest
+from demo.engine.ranks.world import World
+from demo.engine.run.record import record
 from demo.settings import Settings
 from plans import planning
 from stopwatch import Clock, milliseconds, peak_mib, python_kib

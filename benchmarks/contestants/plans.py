@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from demo.core.ranks.dtensor import is_dtensor
-from demo.core.training import shards
-from demo.core.training.checkpoint import each_leaf, name_in_shards
+from demo.engine import shards
+from demo.engine.checkpoint_files import each_leaf, name_in_shards
+from demo.engine.ranks.dtensor import is_dtensor
 from stopwatch import Clock, milliseconds
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import _StorageInfo

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from clock import batch_size
 from demo import data
-from demo.core.loading.batches import TrainBatches
+from demo.engine.data.batches import TrainBatches
 from demo.settings import Settings
 from image_loop import FOLDER, WORKERS, ImageFolder, transform
 from PIL import Image

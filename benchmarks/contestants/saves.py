@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from demo import model, train
-from demo.core.ranks.signals import StopRequest
+from demo.engine.ranks.signals import StopRequest
 from demo.settings import Settings
 from torch import Tensor, nn
 

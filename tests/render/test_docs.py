@@ -242,14 +242,17 @@ def test_pages_of_a_project_name_only_what_it_has(theirs: list[dict[str, str]]) 
 def test_the_maps_of_a_project_name_all_its_modules(theirs: list[dict[str, str]]) -> None:
     for project in theirs:
         paths = [path.removeprefix("src/demo/") for path in project if path.startswith("src/demo/")]
-        modules = {path for path in paths if re.fullmatch(r"[a-z]\w*\.py", path)} - {"torchrun.py"}
-        rooms = {re.sub(r"(core/\w+|\w+)/.*", r"\1/", path) for path in paths if "/" in path}
-        rooms = {room for room in rooms if room.endswith("/")} - {"core/"}
+        modules = {path for path in paths if "/" not in path} - {"__init__.py"}
+        rooms = {path.partition("/")[0] + "/" for path in paths if "/" in path}
         shown = project["README.md"].partition("\nsrc/demo/\n")[2].partition("```")[0]
         assert set(re.findall(r"(?<!/)\b\w+\.py", shown)) == modules
         assert set(re.findall(r"^  (\S+/) ", shown, re.MULTILINE)) == rooms
-        (core,) = re.findall(r"  core/ .*: (.*)", project["src/demo/__init__.py"])
-        assert {f"core/{name}/" for name in core.split(", ")} == {r for r in rooms if "core" in r}
+        parts = {path.removeprefix("engine/") for path in paths if path.startswith("engine/")}
+        named = re.findall(r"\b\w+(?:\.py|/(?= ))", project["src/demo/engine/__init__.py"])
+        theirs_too = {"model.py", "data.py", "settings.py"}
+        assert {re.sub("/.*", "/", part) for part in parts} - {"__init__.py"} == (
+            {*named} - theirs_too
+        )
 
 
 def broken(path: str, text: str, lookup: Callable[[str], str | None]) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Imports between the rooms of a project's package run one way."""
+"""Imports between the modules of a project's package run one way."""
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,38 +10,38 @@ from renderer import Renderer
 
 PACKAGE = Path("src/demo")
 YOURS = {"model", "data", "figures", "settings"}
-# What a module of a room may import, besides its own room.
+# What the modules of a room may import, besides those of the room itself.
 MAY_IMPORT = {
-    "core": set[str](),
-    "tracking": {"core"},
-    "program": {"core", "tracking", *YOURS},
-    "tools": {"core", "tracking", "program", *YOURS},
+    "engine": set[str](),
+    "trackers": {"engine"},
+    "program": {"engine", "trackers", *YOURS},
+    "tools": {"engine", "trackers", "program", *YOURS},
 }
-# In core/, too, imports run one way: a room imports those that stand before it.
-CORE = ("", "ranks", "loading", "output", "training")
+
+Module = tuple[str, ...]
+"""The names of a module below the package."""
 
 
-def room_of(module: tuple[str, ...]) -> str:
-    """Return the room of a module, by its path below the package."""
-    return module[0] if module and module[0] in {"core", "tracking", "tools", *YOURS} else "program"
+def room_of(module: Module) -> str:
+    """Return the room that a module is in."""
+    rooms = {"engine", "trackers", "tools", *YOURS}
+    return module[0] if module and module[0] in rooms else "program"
 
 
-def imports(path: Path, text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the modules of the package that a module imports when it runs, below the package."""
-    package = path.relative_to(PACKAGE).parts[:-1]
-    tree = ast.parse(text)
-    for node in ast.walk(tree):  # types alone are no dependency
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+def imports(module: Module, text: str, modules: set[Module]) -> Iterator[Module]:
+    """Yield the modules of the package that a module imports, in functions and for types too."""
+    here = module if (*module, "__init__") in modules else module[:-1]
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1]
+            base = here[: len(here) - node.level + 1]
             named = (*base, *node.module.split(".")) if node.module else base
-            yield from [named] if node.module else [(*base, each.name) for each in node.names]
+            for each in node.names:
+                yield (*named, each.name) if (*named, each.name) in modules else named
 
 
 @pytest.fixture(scope="module")
-def modules(render: Renderer) -> dict[Path, str]:
+def graph(render: Renderer) -> dict[Module, set[Module]]:
+    """What each module imports, in a project that has all of them."""
     everything = {
         "setup": "full",
         "package_name": "demo",
@@ -48,32 +49,32 @@ def modules(render: Renderer) -> dict[Path, str]:
         "monitoring_servers": ["tensorboard", "aim", "mlflow"],
         "sweep": "optuna",
     }
-    project = render(everything)
-    found = {Path(p): text for p, text in project.items() if p.endswith(".py")}
-    return {path: text for path, text in found.items() if path.is_relative_to(PACKAGE)}
+    texts = {
+        Path(path).relative_to(PACKAGE).with_suffix("").parts: text
+        for path, text in render(everything).items()
+        if path.endswith(".py") and Path(path).is_relative_to(PACKAGE)
+    }
+    packages = {parts[:-1]: text for parts, text in texts.items() if parts[-1] == "__init__"}
+    modules = {*texts, *packages}
+    return {
+        module: set(imports(module, text, modules))
+        for module, text in (texts | packages).items()
+        if module[-1:] != ("__init__",)
+    }
 
 
-def test_rooms_import_what_stands_below_them(modules: dict[Path, str]) -> None:
-    wrong = []
-    for path, text in modules.items():
-        room = room_of(path.relative_to(PACKAGE).with_suffix("").parts)
-        if room in YOURS or path.name == "__main__.py":
-            continue
-        for module in imports(path, text):
-            if room_of(module) not in {room, *MAY_IMPORT[room]}:
-                wrong.append(f"{path} imports {'.'.join(module)}")
+def test_rooms_import_what_stands_below_them(graph: dict[Module, set[Module]]) -> None:
+    wrong = [
+        f"{'.'.join(module)} imports {'.'.join(each)}"
+        for module, imported in graph.items()
+        if (room := room_of(module)) not in YOURS
+        for each in imported
+        if room_of(each) not in {room, *MAY_IMPORT[room]}
+    ]
     assert not wrong
 
 
-def test_rooms_of_the_core_import_one_way(modules: dict[Path, str]) -> None:
-    wrong = []
-    for path, text in modules.items():
-        parts = path.relative_to(PACKAGE).parts
-        if parts[0] != "core":
-            continue
-        mine = CORE.index(parts[1] if len(parts) > 2 else "")
-        for module in imports(path, text):
-            theirs = CORE.index(module[1] if module[1:2] and module[1] in CORE else "")
-            if theirs > mine:
-                wrong.append(f"{path} imports {'.'.join(module)}")
-    assert not wrong
+def test_no_imports_form_a_circle(graph: dict[Module, set[Module]]) -> None:
+    graph = {module: each for module, each in graph.items() if module[:1] != ("tools",)}
+    # The names that engine/ offers are imported there when they are used.
+    TopologicalSorter({**graph, ("engine",): set()}).prepare()

@@ -201,16 +201,15 @@ ALWAYS = (
 )
 # Rooms of src/<package>/, and the modules in them that every project has.
 ROOMS = {
-    "": "__init__ __main__ data evaluate figures inference learner model run_logger settings "
-    "torchrun train",
-    "core/": "__init__ config errors filesystem nested",
-    "core/loading/": "__init__ batches seeds steps stream workers",
-    "core/output/": "__init__ log metrics provenance record run_lock status system",
-    "core/ranks/": "__init__ consistency device dtensor environment process_group signals slurm "
+    "": "__init__ __main__ data figures learner model settings train",
+    "engine/": "__init__ checkpoint checkpoint_files checks config ema errors evaluate filesystem "
+    "inference nested networks optimizer_state position schedule shards sums torchrun updater",
+    "engine/data/": "__init__ batches seeds steps stream workers",
+    "engine/ranks/": "__init__ device dtensor environment process_group signals slurm_commands "
     "step_totals strategy world",
-    "core/training/": "__init__ checkpoint checks ema networks optimizer_state position "
-    "schedule shards sums update",
-    "tracking/": "__init__ dispatch",
+    "engine/run/": "__init__ description folder logger logging_setup messages meters provenance "
+    "record run_lock status system",
+    "trackers/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }
 
@@ -222,7 +221,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     files = {
         *ALWAYS,
         *(f"{package}/{room}{name}.py" for room, names in ROOMS.items() for name in names.split()),
-        *(f"{package}/tracking/{name}.py" for name in a["trackers"]),
+        *(f"{package}/trackers/{name}.py" for name in a["trackers"]),
         *(f"slurm/train_{mode}.sbatch" for mode in a["launch_modes"]),
         *(f"slurm/monitoring/{name}.sbatch" for name in a["monitoring_servers"]),
     }
@@ -242,7 +241,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
         files |= {f"{package}/tools/sweep/{name}.py" for name in ("__init__", "trial")}
     if a["sweep"] == "wandb":
-        files |= {f"{package}/tools/sweep/wandb.py", f"{package}/tracking/wandb.py"}
+        files |= {f"{package}/tools/sweep/wandb.py", f"{package}/trackers/wandb.py"}
     if a["sweep"] == "optuna":
         files |= {
             f"{package}/tools/sweep/{name}.py"

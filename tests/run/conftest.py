@@ -218,7 +218,7 @@ def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> J
 def torchrun(project: Path, run_dir: Path, nodes: int, ranks_per_node: int, *flags: str) -> Job:
     """Start `train` through torchrun, once for each node."""
     command = [
-        "demo.torchrun",
+        "demo.engine.torchrun",
         f"--nnodes={nodes}",
         f"--nproc-per-node={ranks_per_node}",
         "--rdzv-id=77",

@@ -77,8 +77,8 @@ def logged(job: Job) -> dict[str, dict[int, float]]:
 
 def start_script(project: Path, script: str, *arguments: object) -> subprocess.Popen:
     """Start a script that uses the tracker itself."""
-    head = "import sys, time, dataclasses, pathlib\nfrom demo.tracking import Run\n"
-    head += "from demo.tracking.aim import Tracker\n"
+    head = "import sys, time, dataclasses, pathlib\nfrom demo.trackers import Run\n"
+    head += "from demo.trackers.aim import Tracker\n"
     return subprocess.Popen(
         [sys.executable, "-c", head + script, *map(str, arguments)], env=clean_environment(project)
     )

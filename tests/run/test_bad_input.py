@@ -299,7 +299,7 @@ NAME = "n" * 300
 
 @pytest.mark.parametrize("flag", ["experiment", "run-root", "run-dir", "resume", "data-dir"])
 def test_a_name_that_is_too_long(project: Path, flag: str) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
     from demo.settings import Settings
 
     message = f"{flag.replace('-', '_')} holds a name of more than 255 bytes"
@@ -317,11 +317,11 @@ def test_a_name_that_is_too_long_for_other_commands(
 
 
 def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.filesystem import read_lines
+    from demo.engine.errors import UsageError
+    from demo.engine.filesystem import read_lines
     from demo.settings import Settings
     from demo.tools.plot.curves import read_settings
-    from demo.tracking.dispatch import known_ids
+    from demo.trackers.dispatch import known_ids
 
     brackets = "[" * 100_000
     for name in ("config.yaml", "provenance.json", "trackers.json", "metrics.jsonl"):

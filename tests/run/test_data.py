@@ -31,7 +31,7 @@ LOCK = threading.Lock()
 
 def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]:
     """Return the indices that all ranks together train on, step by step."""
-    from demo.core.loading.batches import EpochSampler
+    from demo.engine.data.batches import EpochSampler
 
     samplers = [EpochSampler(1003, 25, rank, ranks, seed=5) for rank in range(ranks)]
     for sampler in samplers:
@@ -57,7 +57,7 @@ def test_ranks_share_one_order_of_the_samples(project: Path, ranks: int) -> None
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (3, 2), (7, 2)])
 def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int) -> None:
     """Seven uneven shards: some ranks have more, and some workers have none."""
-    from demo.core.loading.batches import TrainBatches
+    from demo.engine.data.batches import TrainBatches
 
     seen: Counter[int] = Counter()
     orders = []
@@ -81,8 +81,8 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
 def test_a_stream_goes_on_without_decoding_what_it_had(
     project: Path, tmp_path: Path, workers: int, sizes: list[int] | None
 ) -> None:
-    from demo.core.loading.batches import TrainBatches
-    from demo.core.loading.stream import ShardStream
+    from demo.engine.data.batches import TrainBatches
+    from demo.engine.data.stream import ShardStream
 
     def left(had: int) -> tuple[list[list[float]], int, Any]:
         """Return the batches that are left, how many samples were decoded, and the spare batch."""
@@ -117,7 +117,7 @@ def _double(number: float) -> float:
 def test_a_stream_of_known_sizes_reads_no_shard_that_it_was_through_with(
     project: Path, decode: Callable[[float], float] | None
 ) -> None:
-    from demo.core.loading.stream import ShardStream
+    from demo.engine.data.stream import ShardStream
 
     read: list[int] = []
 
@@ -146,9 +146,9 @@ def test_a_stream_of_known_sizes_reads_no_shard_that_it_was_through_with(
 
 @pytest.mark.parametrize(("sizes", "workers"), [([19, 19], 0), ([21, 21], 0), ([21, 21], 1)])
 def test_wrong_sizes_of_shards_are_an_error(project: Path, sizes: list[int], workers: int) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.loading.batches import TrainBatches
-    from demo.core.loading.stream import ShardStream
+    from demo.engine.data.batches import TrainBatches
+    from demo.engine.data.stream import ShardStream
+    from demo.engine.errors import UsageError
 
     for had in (0, 2, 7):
         stream = ShardStream(range(2), _twenty, shuffle=8, sizes=sizes)
@@ -186,8 +186,8 @@ def _draw(shard: int) -> Iterator[tuple[int, float, float, float]]:
 
 @pytest.mark.parametrize("kind", ["by index", "stream"])
 def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: str) -> None:
-    from demo.core.loading.batches import TrainBatches
-    from demo.core.loading.stream import ShardStream
+    from demo.engine.data.batches import TrainBatches
+    from demo.engine.data.stream import ShardStream
 
     def drawn(ranks: int, workers: int, epoch: int = 0, seed: int = 1) -> dict[int, list[float]]:
         """Return what is drawn for each sample, by its number."""
@@ -214,7 +214,7 @@ def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: s
 
 def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> None:
     """A thread of the rank may hold any lock when workers start; a copy would wait for ever."""
-    from demo.core.loading.batches import TrainBatches
+    from demo.engine.data.batches import TrainBatches
 
     batches = TrainBatches(_stream(), 10, 0, 1, seed=1, workers=2, pin=False)
     with LOCK:
@@ -222,9 +222,9 @@ def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> 
 
 
 def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.loading.batches import TrainBatches
-    from demo.core.loading.stream import ShardStream
+    from demo.engine.data.batches import TrainBatches
+    from demo.engine.data.stream import ShardStream
+    from demo.engine.errors import UsageError
 
     stream = ShardStream(range(7), lambda shard: iter([shard]), length=7)
     batches = TrainBatches(stream, 1, 0, 1, seed=1, workers=1, pin=False)
@@ -234,8 +234,8 @@ def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
 
 def test_a_dataset_that_shared_memory_has_no_room_for_is_an_error(project: Path) -> None:
     """The limit of a file's size is as good as a small /dev/shm."""
-    from demo.core.errors import UsageError
-    from demo.core.loading.batches import TrainBatches
+    from demo.engine.data.batches import TrainBatches
+    from demo.engine.errors import UsageError
 
     batches = TrainBatches(
         TensorDataset(torch.zeros(100_000)), 1, 0, 1, seed=1, workers=1, pin=False
@@ -279,7 +279,7 @@ def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Pat
 
 
 def _stream():  # noqa: ANN202 - its type is the project's
-    from demo.core.loading.stream import ShardStream
+    from demo.engine.data.stream import ShardStream
 
     return ShardStream(range(7), _read, length=280, shuffle=30)
 
@@ -294,7 +294,7 @@ def _read(shard: int) -> Iterator[int]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 12])
 def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> None:
     """And each rank as many batches; those that only keep others company do not count."""
-    from demo.evaluate import Evaluator
+    from demo.engine.evaluate import Evaluator
 
     settings: Any = SimpleNamespace(test_batch_size=2, workers=0)
     numbers, batches = [], set()
@@ -309,8 +309,8 @@ def test_evaluation_gives_each_sample_to_one_rank(project: Path, ranks: int) -> 
 
 
 def test_data_that_ranks_cannot_share_is_an_error(project: Path) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.loading.batches import EpochSampler, TrainBatches
+    from demo.engine.data.batches import EpochSampler, TrainBatches
+    from demo.engine.errors import UsageError
     from torch.utils.data import IterableDataset
 
     class Endless(IterableDataset):
@@ -349,7 +349,7 @@ def test_idx_files_are_read_plain_and_packed(project: Path, idx_files: Path) -> 
 
 
 def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
     from demo.mnist import read
 
     images = idx_files / "train-images-idx3-ubyte"
@@ -452,7 +452,7 @@ def test_a_bad_mirror_is_one_line_and_the_next_one_is_asked(
     fault: str,
 ) -> None:
     from demo import mnist
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     monkeypatch.setattr(mnist, "LIMIT", 100_000)
     target = tmp_path / "data"
@@ -485,7 +485,7 @@ def test_a_packed_file_that_unpacks_to_too_much_is_refused(
     idx_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from demo import mnist
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     monkeypatch.setattr(mnist, "LIMIT", 100_000)
     bomb = gzip.compress(bytes(200_000))
@@ -497,7 +497,7 @@ def test_a_packed_file_that_unpacks_to_too_much_is_refused(
 def test_download_leaves_nothing_wrong_behind(
     mirror: str, checksums: dict[str, str], tmp_path: Path
 ) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
     from demo.mnist import download
 
     checksums["t10k-labels-idx1-ubyte"] = "0" * 64
@@ -536,7 +536,7 @@ def test_workers_for_the_cpus_of_a_rank(
     project: Path, monkeypatch: pytest.MonkeyPatch, workers: int, env: dict[str, str]
 ) -> None:
     """On a machine of eight, or as many as Slurm gave."""
-    from demo.core.loading.workers import loading_workers
+    from demo.engine.data.workers import loading_workers
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for name, value in env.items():
@@ -566,7 +566,7 @@ def test_the_log_says_once_that_steps_wait_for_data(
 
 LOADS = """
 import multiprocessing, os, sys
-from demo.core.loading.workers import _report
+from demo.engine.data.workers import _report
 
 def work(kills):
     if kills:

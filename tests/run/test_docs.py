@@ -104,11 +104,12 @@ def test_an_example_is_stopped_and_goes_on_bit_for_bit(
 
 USE = """
 import sys
-from demo import data, inference
+from demo import data
+from demo.model import Model
 from demo.tools import export, predict
 
 source, output, *rest = sys.argv[1:]
-trained = inference.load(source)
+trained = Model.load(source)
 trained.predict(trained.example(data.load(trained.settings).test, 2))
 for number in "12":
     predict.main([source, "--output", f"{output}/{number}.jsonl"])

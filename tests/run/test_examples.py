@@ -163,7 +163,7 @@ def loader(example: Example, dataset: str, folder: Path) -> Load:
 
 def test_a_text_of_ones_own_is_read(text: Example, tmp_path: Path) -> None:
     load = loader(text, "text", tmp_path)
-    error = text.module("core.errors").UsageError
+    error = text.module("engine.errors").UsageError
     with pytest.raises(error, match=r"no \.txt file in .*: put your text there"):
         load()
     (tmp_path / "2.txt").write_bytes(b"world" * 100)
@@ -180,7 +180,7 @@ def test_a_text_of_ones_own_is_read(text: Example, tmp_path: Path) -> None:
 
 def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
     load = loader(table, "csv", tmp_path)
-    error = table.module("core.errors").UsageError
+    error = table.module("engine.errors").UsageError
     names = {"columns": ("b", "a"), "target": "price"}
     with pytest.raises(error, match=r"no table\.csv in .*: put your table there"):
         load(**names)
@@ -201,7 +201,7 @@ def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
 
 def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
     files, tar, rows = (loader(images, kind, tmp_path) for kind in ("files", "tar", "parquet"))
-    error = images.module("core.errors").UsageError
+    error = images.module("engine.errors").UsageError
     for load, ending in ((tar, "tar"), (rows, "parquet")):
         with pytest.raises(error, match=rf"no \.{ending} file in .*/train: put your shards there"):
             load()
@@ -235,7 +235,7 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
 
 
 def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> None:
-    error = images.module("core.errors").UsageError
+    error = images.module("engine.errors").UsageError
     kinds, transforms = images.module("files").SHARDS, images.module("transforms")
     content = jpegs.jpeg(np.random.default_rng(0), 40)
     sample = images.module("files").Sample

@@ -11,7 +11,7 @@ def test_a_link_where_a_temporary_file_was_expected_leads_nowhere(
     project: Path, tmp_path: Path
 ) -> None:
     """In a folder that many may write to, a link may lie under any name that can be guessed."""
-    from demo.core.filesystem import write_atomically
+    from demo.engine.filesystem import write_atomically
 
     target = tmp_path / "another file"
     target.write_text("as it was")
@@ -26,7 +26,7 @@ def test_a_link_where_a_temporary_file_was_expected_leads_nowhere(
 def test_a_name_that_was_guessed_is_refused(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo.core import filesystem
+    from demo.engine import filesystem
 
     monkeypatch.setattr(filesystem.secrets, "token_hex", lambda _: "guessed")
     target = tmp_path / "another file"
@@ -38,7 +38,7 @@ def test_a_name_that_was_guessed_is_refused(
 
 
 def test_others_may_read_what_the_umask_lets_them(project: Path, tmp_path: Path) -> None:
-    from demo.core.filesystem import write_atomically
+    from demo.engine.filesystem import write_atomically
 
     before = os.umask(0o027)
     try:
@@ -49,7 +49,7 @@ def test_others_may_read_what_the_umask_lets_them(project: Path, tmp_path: Path)
 
 
 def test_what_could_not_be_written_leaves_nothing(project: Path, tmp_path: Path) -> None:
-    from demo.core.filesystem import write_atomically
+    from demo.engine.filesystem import write_atomically
 
     def fail(_file: object) -> None:
         raise OSError("no room")

@@ -126,8 +126,8 @@ def test_the_calls_are_made_by_an_ordinary_unpickler(beside: Path) -> None:
 
 
 def as_checkpoint(folder: Path, content: bytes) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.training import checkpoint
+    from demo.engine import checkpoint_files as checkpoint
+    from demo.engine.errors import UsageError
 
     path = folder / "step-00000001.pt"
     for file in (archive(content), content):
@@ -140,8 +140,8 @@ def as_checkpoint(folder: Path, content: bytes) -> None:
 
 def as_shards(folder: Path, content: bytes) -> None:
     """As the metadata, and as a part."""
-    from demo.core.errors import UsageError
-    from demo.core.training import checkpoint
+    from demo.engine import checkpoint_files as checkpoint
+    from demo.engine.errors import UsageError
 
     path = folder / "step-00000001.pt"
     torch.save({"network": {"weight": checkpoint.IN_SHARDS}}, path)
@@ -158,12 +158,12 @@ def as_shards(folder: Path, content: bytes) -> None:
 
 
 def as_run(folder: Path, content: bytes) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import Checkpoints
+    from demo.engine.checkpoint_files import Checkpoints
+    from demo.engine.errors import UsageError
     from demo.settings import Settings
     from demo.tools import runs, sync
     from demo.tools.plot import curves
-    from demo.tracking.dispatch import known_ids
+    from demo.trackers.dispatch import known_ids
 
     for name in ("status.json", "provenance.json", "config.yaml", "trackers.json"):
         (folder / name).write_bytes(content)
@@ -261,19 +261,19 @@ def empty_but_long(path: Path) -> None:
 
 
 def as_source(run: Path) -> None:
-    from demo.inference import load
+    from demo.model import Model
 
-    load(run)
+    Model.load(run)
 
 
 def as_weights(run: Path) -> None:
-    from demo.core.training.checkpoint import weights
+    from demo.engine.checkpoint_files import weights
 
     weights(run)
 
 
 def as_resumed(run: Path) -> None:
-    from demo.core.training.checkpoint import candidates, load
+    from demo.engine.checkpoint_files import candidates, load
 
     for path in candidates(str(run), run.with_name("other")):
         load(path)
@@ -286,8 +286,8 @@ def as_synced(run: Path) -> None:
 
 
 def as_own(run: Path) -> None:
-    from demo.core.output.metrics import JsonLines
-    from demo.core.output.run_lock import RunLock
+    from demo.engine.run.meters import JsonLines
+    from demo.engine.run.run_lock import RunLock
 
     lock = RunLock(run)
     try:
@@ -299,7 +299,7 @@ def as_own(run: Path) -> None:
 
 
 def open_log(run: Path) -> None:
-    from demo.core.filesystem import open_regular
+    from demo.engine.filesystem import open_regular
 
     open_regular(run / "log.txt", "a").close()
 
@@ -323,7 +323,7 @@ READ = {
 def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
     run: Path, beside: Path, name: str, spoil: Callable[[Path, Path], None]
 ) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
     from demo.tools import runs
     from demo.tools.plot import curves
 
@@ -341,7 +341,7 @@ def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
 
 @pytest.mark.parametrize("name", [name for name in READ if name != STEP])
 def test_a_file_of_any_size_is_not_read_into_memory(run: Path, name: str) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     empty_but_long(run / name)
     for read in READ[name]:
@@ -398,7 +398,7 @@ def levels_of(alias: str) -> str:
     ],
 )
 def test_aliases_of_aliases_and_long_lists(run: Path, text: str) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
     from demo.settings import Settings
     from demo.tools.plot.curves import read_settings
 
@@ -417,8 +417,8 @@ def test_an_alias_stands_for_its_value(run: Path) -> None:
 
 @pytest.mark.parametrize("name", [STEP, "weights.pt"])
 def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.training import checkpoint
+    from demo.engine import checkpoint_files as checkpoint
+    from demo.engine.errors import UsageError
 
     with zipfile.ZipFile(run / name, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("archive/data.pkl", bytes(2**24))
@@ -434,7 +434,7 @@ def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) ->
 
 
 def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     state = torch.load(run / STEP, weights_only=True)
     state["more"] = []
@@ -448,18 +448,20 @@ def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
 
 
 def test_workers_of_another_machine(run: Path) -> None:
-    from demo.core.ranks.environment import bound_cpus
-    from demo.inference import for_use
+    from demo.engine.inference import for_use, saved_settings
+    from demo.engine.ranks.environment import bound_cpus
+    from demo.settings import Settings
 
     state = torch.load(run / STEP, weights_only=True)
     state["settings"]["workers"] = 60
     torch.save(state, run / STEP)
-    assert for_use(run / STEP, "cpu", None).workers == min(60, bound_cpus())
+    saved = saved_settings(Settings, run / STEP)
+    assert for_use(saved, "cpu", None).workers == min(60, bound_cpus())
 
 
 @pytest.mark.skipif(os.geteuid(), reason="the link must be of another user")
 def test_a_run_does_not_write_through_a_link_of_another_user(run: Path, beside: Path) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     (beside / "mine").mkdir()
     (beside / "mine/left.tmp").touch()
@@ -476,7 +478,7 @@ def test_a_run_does_not_write_through_a_link_of_another_user(run: Path, beside: 
 
 def test_the_weights_of_another_program_may_be_a_link(run: Path, beside: Path) -> None:
     """As they are in a cache of downloads."""
-    from demo.core.training.checkpoint import weights
+    from demo.engine.checkpoint_files import weights
 
     torch.save({"weight": torch.ones(2)}, beside / "blob")
     (beside / "weights.pt").symlink_to(beside / "blob")

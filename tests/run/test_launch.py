@@ -120,8 +120,8 @@ def test_a_rank_whose_peers_never_come_leaves_at_a_signal(
 
 
 def test_an_interrupted_import_leaves_no_traceback(project: Path, tmp_path: Path) -> None:
-    slow = "import time\n\nprint('here', flush=True)\ntime.sleep(99)\nfrom .core import config\n"
-    copy = edited(project, tmp_path, "settings.py", "from .core import config\n", slow)
+    slow = "import time\n\nprint('here', flush=True)\ntime.sleep(99)\nfrom . import engine\n"
+    copy = edited(project, tmp_path, "settings.py", "from . import engine\n", slow)
     command = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK]
     job = spawn(copy, tmp_path / "run", [command], [{}])
     while "here" not in job.log:
@@ -158,9 +158,9 @@ def test_each_rank_takes_a_gpu_that_it_sees(
     kind: str,
 ) -> None:
     import torch
-    from demo.core.errors import UsageError
-    from demo.core.ranks.device import choose_device, refuse_shared_gpus
-    from demo.core.ranks.environment import Ranks
+    from demo.engine.errors import UsageError
+    from demo.engine.ranks.device import check_shared_gpus, choose_device
+    from demo.engine.ranks.environment import Ranks
 
     gpus = getattr(torch, kind)
     monkeypatch.setattr(gpus, "is_available", lambda: True)
@@ -173,17 +173,17 @@ def test_each_rank_takes_a_gpu_that_it_sees(
                 choose_device("auto", ranks)
         else:
             assert choose_device("auto", ranks) == torch.device(kind, index)
-    refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-a"), ("n2", None)])
+    check_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-a"), ("n2", None)])
     with pytest.raises(UsageError, match="ranks 0 and 2 on n1 have the same GPU"):
-        refuse_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
+        check_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
 
 
 def test_two_choices_of_amds_gpus_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sets both alike, and the second chooses among what the first leaves."""
     import torch
-    from demo.core.errors import UsageError
-    from demo.core.ranks.device import choose_device
-    from demo.core.ranks.environment import Ranks
+    from demo.engine.errors import UsageError
+    from demo.engine.ranks.device import choose_device
+    from demo.engine.ranks.environment import Ranks
 
     monkeypatch.setattr(torch.version, "hip", "7.1")
     for name in ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
@@ -194,8 +194,8 @@ def test_two_choices_of_amds_gpus_are_named(project: Path, monkeypatch: pytest.M
 
 def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:
     import torch
-    from demo.core.errors import UsageError
-    from demo.core.ranks.device import choose_backend
+    from demo.engine.errors import UsageError
+    from demo.engine.ranks.device import choose_backend
 
     gpu = torch.device("cuda", 0)
     assert choose_backend("auto", gpu, "fsdp") == "nccl"
@@ -255,7 +255,7 @@ def test_gloo_does_not_serve_fsdp_on_gpus(project: Path) -> None:
 def test_ranks_are_read_from_the_environment(
     project: Path, env: dict[str, str], found: tuple[str, int, int, int]
 ) -> None:
-    from demo.core.ranks.environment import Ranks
+    from demo.engine.ranks.environment import Ranks
 
     ranks = Ranks.from_environment(env)
     assert (ranks.launcher, ranks.rank, ranks.size, ranks.local_rank) == found
@@ -277,8 +277,8 @@ def test_ranks_are_read_from_the_environment(
 def test_misuse_of_a_launcher_is_answered_with_a_hint(
     project: Path, env: dict[str, str], hint: str
 ) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.ranks.environment import Ranks
+    from demo.engine.errors import UsageError
+    from demo.engine.ranks.environment import Ranks
 
     with pytest.raises(UsageError, match=hint):
         Ranks.from_environment(env)
@@ -286,7 +286,7 @@ def test_misuse_of_a_launcher_is_answered_with_a_hint(
 
 def test_each_step_has_a_port_of_its_own(project: Path) -> None:
     """On a node that the next jobs share, too."""
-    from demo.core.ranks.environment import PORTS, rendezvous_address
+    from demo.engine.ranks.environment import PORTS, rendezvous_address
 
     steps = [(job, step) for job in range(5998, 6018) for step in range(50)]
     ports = set()

@@ -19,12 +19,12 @@ from .conftest import Job, clean_environment, spawn, srun, tasks
 SETTINGS = '''
 from dataclasses import dataclass
 
-from .core import config
-from .core.config import Positive
+from . import engine
+from .engine.config import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(config.Settings):
+class Settings(engine.Settings):
     outputs: Positive = 1
     """columns of what the network returns"""
 '''
@@ -80,7 +80,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .learner import Learner
-from .core.output.record import record
+from .engine.run.record import record
 
 
 class Regression(Learner):
@@ -101,7 +101,7 @@ class Regression(Learner):
             lr=self.settings.lr,
         )
 
-    def weigh(self, batch):
+    def batch_weight(self, batch):
         return int(batch["tokens"].sum())
 
     def loss(self, network, batch):
@@ -124,9 +124,9 @@ class Regression(Learner):
 
         return {"rank": SpearmanCorrCoef()}
 
-    def conclude(self, sums):
+    def compute_metrics(self, sums):
         first, *_, last = sums["columns"] / sums["weight"]
-        return {**super().conclude(sums), "first": first, "last": last}
+        return {**super().compute_metrics(sums), "first": first, "last": last}
 
     def inputs(self, batch):
         return (batch["x"],)
@@ -140,7 +140,7 @@ class Negative(Regression):
 
     best = ("validation/score", "max")
 
-    def conclude(self, sums):
+    def compute_metrics(self, sums):
         return {"score": -sums["loss"] / sums["weight"], "loss": sums["loss"] / sums["weight"]}
 
 
@@ -149,7 +149,7 @@ class Worse(Regression):
 
     evaluations = 0
 
-    def conclude(self, sums):
+    def compute_metrics(self, sums):
         self.evaluations += 1
         return {"loss": self.evaluations}
 
@@ -173,12 +173,12 @@ class Adversaries(Learner):
             "critic": torch.optim.Adam(networks["critic"].parameters(), lr=2 * lr),
         }
 
-    def train_step(self, loop):
+    def train_step(self, updater):
         self.steps += 1
         if os.environ.get("STOP_AT") == str(self.steps) and os.environ["SLURM_PROCID"] == "1":
             os.kill(os.getpid(), signal.SIGUSR2)
-        loop.update(self.critic_loss, "critic")
-        loop.update(self.maker_loss, "maker")
+        updater.update(self.critic_loss, "critic")
+        updater.update(self.maker_loss, "maker")
 
     def criticise(self, networks, x, y):
         return networks["critic"](torch.cat([x, y], dim=1))
@@ -297,7 +297,7 @@ class Several(Regression):
 class Ignoring(Regression):
     """Some batches have no token; their mean and its gradient are nan, or with FINITE zero."""
 
-    measure, conclude = Learner.measure, Learner.conclude
+    measure, compute_metrics = Learner.measure, Learner.compute_metrics
 
     def loss(self, network, batch):
         tokens, errors = batch["tokens"], network(batch["x"])[:, 0] - batch["y"]
@@ -495,9 +495,9 @@ def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_pat
     shutil.copy(best, tmp_path / "copied.pt")
     code = (
         "import json, torch; from demo.tools import export, predict\n"
-        "from demo.inference import load\n"
-        f"run = load('{alone.run_dir}')\n"
-        "assert load('copied.pt').settings == run.settings\n"
+        "from demo.model import Model\n"
+        f"run = Model.load('{alone.run_dir}')\n"
+        "assert Model.load('copied.pt').settings == run.settings\n"
         "export.main(['copied.pt', '--output=network.pt2'])\n"
         "predict.main(['copied.pt', '--device=cpu'])\n"
         "batch = {'x': torch.arange(12.0).reshape(3, 4)}\n"
@@ -527,8 +527,8 @@ def test_averages_are_evaluated_and_a_score_may_be_negative(
 
     # The averages are what is loaded.
     code = (
-        "from demo.inference import load\n"
-        f"print(load('{job.run_dir}').networks[0].weight.flatten().tolist())"
+        "from demo.model import Model\n"
+        f"print(Model.load('{job.run_dir}').networks[0].weight.flatten().tolist())"
     )
     found = torch.tensor(json.loads(python(learners, tmp_path, code, KIND="Negative")))
     best = state(job, "best")
@@ -700,9 +700,9 @@ import sys
 import torch
 from demo import model, train
 from demo.settings import Settings
-from demo.core.errors import UsageError
-from demo.core.ranks.signals import StopRequest
-from demo.core.output.record import record
+from demo.engine.errors import UsageError
+from demo.engine.ranks.signals import StopRequest
+from demo.engine.run.record import record
 from torch import nn
 
 folder, Base, Learner = sys.argv[1], model.Model, model.Learner
@@ -715,7 +715,7 @@ def of(**changes):
 
 def plain(**changes):
     """Return one that measures its loss alone."""
-    usual = {"measure": Learner.measure, "conclude": Learner.conclude, "metrics": Learner.metrics}
+    usual = {name: getattr(Learner, name) for name in ("measure", "compute_metrics", "metrics")}
     return of(**usual | changes)
 
 
@@ -730,20 +730,20 @@ WRONG = {
     "a number as loss": plain(loss=lambda *_: 3.0),
     "no loss": plain(loss=lambda *_: None),
     "nan": of(loss=lambda self, network, batch: network(batch["x"]).sum() * float("nan")),
-    "nan as best": of(conclude=lambda *_: {"loss": float("nan")}),
+    "nan as best": of(compute_metrics=lambda *_: {"loss": float("nan")}),
     "no best": of(best=("validation/f1", "max")),
     "best of training": of(best=("train/loss", "min")),
     "best upwards": of(best=("validation/loss", "up")),
     "best alone": of(best="validation/loss"),
-    "a text": of(conclude=lambda *_: {"loss": "low"}),
-    "no conclusion": of(conclude=lambda *_: None),
+    "a text": of(compute_metrics=lambda *_: {"loss": "low"}),
+    "no conclusion": of(compute_metrics=lambda *_: None),
     "a number measured": of(measure=lambda *_: {"loss": 1.0}),
     "nothing measured": of(measure=lambda *_: None),
     "measured and recorded": of(measure=twice),
     "half a sample": of(weigh=lambda *_: 2.5),
     "a list of networks": of(build=lambda self: [nn.Linear(4, 1)]),
     "a list of optimizers": of(optimizers=lambda self, network: [SGD(network.parameters())]),
-    "no such optimizer": of(train_step=lambda self, loop: loop.update(self.loss, "critic")),
+    "no such optimizer": of(train_step=lambda self, updater: updater.update(self.loss, "critic")),
     "no learner": None,
     "no build": of(build=Learner.build),
     "no optimizers": of(optimizers=Learner.optimizers),
@@ -774,8 +774,8 @@ SAID = {
     "best of training": "best in model.py is ('train/loss', 'min'): it must be a metric of the",
     "best upwards": "best in model.py is ('validation/loss', 'up'): it must be a metric of the",
     "best alone": "best in model.py is 'validation/loss': it must be a metric of the validation",
-    "a text": "conclude in model.py returned what is no number",
-    "no conclusion": "conclude in model.py returned None: return a dictionary",
+    "a text": "compute_metrics in model.py returned what is no number",
+    "no conclusion": "compute_metrics in model.py returned None: return a dictionary",
     "a number measured": "measure in model.py returned 'loss' as float: return a tensor",
     "nothing measured": "measure in model.py returned None: return a dictionary",
     "measured and recorded": "validation/first is both measured and recorded: rename one",
@@ -838,7 +838,7 @@ def test_a_model_of_functions_is_told_what_it_lacks(
 def test_any_score_can_be_the_best(
     project: Path, direction: Literal["min", "max"], scores: list[float], best: list[bool]
 ) -> None:
-    from demo.core.training.position import Position
+    from demo.engine.position import Position
 
     position = Position()
     assert [position.judge(score, direction) for score in scores] == best

@@ -149,7 +149,7 @@ def assert_rank_1_is_below_rank_0(reader: Reader) -> None:
 
 
 def assert_the_best_network_is_in_the_registry(reader: Reader, job: Job) -> None:
-    from demo.inference import load
+    from demo.model import Model
 
     (version,) = reader.client.search_model_versions("name='Digits'")
     run_id = reader.runs["trial/run"].info.run_id
@@ -157,7 +157,7 @@ def assert_the_best_network_is_in_the_registry(reader: Reader, job: Job) -> None
     images, labels = digits()
     with torch.no_grad():
         outputs = registered()(images)
-    torch.testing.assert_close(outputs, load(job.run_dir).predict((images, labels)))
+    torch.testing.assert_close(outputs, Model.load(job.run_dir).predict((images, labels)))
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,7 +198,7 @@ def test_a_run_that_is_stopped_or_fails_says_so(full_project: Path, tmp_path: Pa
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from demo.tracking import Run, mlflow
+from demo.trackers import Run, mlflow
 folder, me = Path(sys.argv[1]), sys.argv[2]
 os.chdir(folder)
 mlflow.STALE = 5
@@ -245,7 +245,7 @@ import os, sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from demo.tracking import Run, mlflow
+from demo.trackers import Run, mlflow
 class Unlucky(mlflow.Tracker):
     def _describe(self, run, before):
         raise ConnectionError("the server is gone in the middle of the start")

@@ -174,7 +174,7 @@ def test_a_line_that_is_being_written_and_a_run_that_just_began(
 def test_what_others_wrote_ends_no_picture(
     plot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     (tmp_path / "folder/metrics.jsonl").mkdir(parents=True)
     (tmp_path / "folder/config.yaml").touch()
@@ -215,7 +215,7 @@ def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: st
     ],
 )
 def test_mistakes(plot: ModuleType, tmp_path: Path, flags: list[str], message: str) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()

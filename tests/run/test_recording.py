@@ -18,7 +18,7 @@ class Model(Model):
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
         import os
 
-        from .core.output.record import record
+        from .engine.run.record import record
 
         rank = int(os.environ["SLURM_PROCID"])
         record("mine/mean", batch[0].new_tensor(rank), weight=1 + rank)
@@ -30,13 +30,13 @@ class Model(Model):
         return super().loss(network, batch)
 
     def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        from .core.output.record import record
+        from .engine.run.record import record
 
         record("mine/sum", 1000, "sum")
         return super().measure(network, batch)
 
     def predict(self, network: nn.Module, batch: Batch) -> Tensor:
-        from .core.output.record import record
+        from .engine.run.record import record
 
         record("mine/sum", 1, "sum")
         return super().predict(network, batch)
@@ -106,26 +106,26 @@ def test_numbers_of_any_type_add_up_exactly(
     project: Path, value: float | torch.Tensor, how: str
 ) -> None:
     """Also across a stop, after which one rank has what two had."""
-    alone = import_module("demo.core.ranks.world").World(*ALONE)
-    store = import_module("demo.core.output.record").Store()
+    alone = import_module("demo.engine.ranks.world").World(*ALONE)
+    store = import_module("demo.engine.run.record").Store()
     for steps, states in ((200, 1), (200, 2), (100, 0)):
         for _ in range(steps):
             store.record("mine", value, how, weight=64)
         if states:
-            state = store.state(alone) * states
+            state = store.state_dict(alone) * states
             store = type(store)()
-            store.resume(state, alone)
+            store.load_state_dict(state, alone)
     read, _ = store.read(alone)
     name = "train/mine/rank0" if how == "each" else "train/mine"
     assert read[name] == pytest.approx(float(value) * (900 if how == "sum" else 1), rel=1e-14)
 
 
 def test_what_has_no_weight_does_not_count(project: Path) -> None:
-    store = import_module("demo.core.output.record").Store()
+    store = import_module("demo.engine.run.record").Store()
     for value, weight in ((float("nan"), 0), (2.0, 3), (torch.tensor(float("inf")), 0)):
         store.record("some", value, weight=weight)
         store.record("none", value, weight=0)
-    alone = import_module("demo.core.ranks.world").World(*ALONE)
+    alone = import_module("demo.engine.ranks.world").World(*ALONE)
     assert store.read(alone) == ({"train/some": 2}, {"train/some": 2})
 
 
@@ -149,7 +149,7 @@ def test_what_has_no_weight_does_not_count(project: Path) -> None:
 def test_what_can_not_be_recorded_is_said_at_once(
     project: Path, arguments: tuple, complaint: str
 ) -> None:
-    store = import_module("demo.core.output.record").Store()
+    store = import_module("demo.engine.run.record").Store()
     store.record("first", 1.0)
     with pytest.raises(ValueError, match=complaint):
         store.record(*arguments)

@@ -124,7 +124,7 @@ def test_a_rank_that_dies_at_its_very_end_is_said(project: Path, tmp_path: Path)
     """The run has finished, and its rank 0 waits for the others to leave with it."""
     barrier = "            dist.barrier(self.control)\n"
     dies = "            if self.rank:\n                __import__('signal').raise_signal(9)\n"
-    dying = edited(project, tmp_path, "core/ranks/world.py", barrier, dies + barrier)
+    dying = edited(project, tmp_path, "engine/ranks/world.py", barrier, dies + barrier)
     job = srun(dying, tmp_path / "run", 2, "--max-steps=3").wait()
     assert job.codes == [1, -signal.SIGKILL], job.log
     assert "lost another rank" in job.log and "Traceback" not in job.log
@@ -189,7 +189,7 @@ def test_resume_is_exact_where_a_rank_has_no_more_batches(
 ) -> None:
     """Rank 0, whose running statistics are kept, has 10 batches, and rank 1 has 20."""
     counted = (
-        "        from .core.output.record import record\n\n"
+        "        from .engine.run.record import record\n\n"
         '        record("samples", len(images), "sum")\n        return F.cross_entropy(\n'
     )
     project = edited(small, tmp_path, "model.py", "        return F.cross_entropy(\n", counted)
@@ -423,7 +423,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: Path) -> None:
-    from demo.core.training.checkpoint import Checkpoints
+    from demo.engine.checkpoint_files import Checkpoints
 
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(1, 7):
@@ -440,8 +440,8 @@ def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: P
 def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
     project: Path, tmp_path: Path
 ) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import Checkpoints, find_fault, load
+    from demo.engine.checkpoint_files import Checkpoints, find_fault, load
+    from demo.engine.errors import UsageError
 
     checkpoints = Checkpoints(tmp_path, keep=1)
     state = dict.fromkeys(("networks", "optimizers", "position"))
@@ -466,7 +466,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
 ) -> None:
     import resource
 
-    from demo.core.training.checkpoint import Checkpoints
+    from demo.engine.checkpoint_files import Checkpoints
 
     checkpoints = Checkpoints(tmp_path)
     checkpoints.write({"weights": torch.zeros(10)}, 1)

@@ -22,7 +22,7 @@ NO_PROCESS = 2**22 + 1  # above the largest number of a process
 @pytest.fixture
 def run_lock(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, in job 77."""
-    from demo.core.output import run_lock
+    from demo.engine.run import run_lock
 
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     for name, value in JOB.items():
@@ -42,7 +42,7 @@ def write_attempt(run_lock: ModuleType, run: Path, silent: float = 0, **other: o
 
 def is_taken(run_lock: ModuleType, run: Path) -> bool:
     """Return whether this process gets the folder."""
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     lock = run_lock.RunLock(run)
     try:
@@ -118,7 +118,7 @@ def test_another_job_is_judged_by_its_silence(
 
 
 def test_what_a_refused_starter_is_told(run_lock: ModuleType, tmp_path: Path) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     write_attempt(run_lock, tmp_path / "run", 60, host="n2", pid=12)
     with pytest.raises(UsageError) as error:
@@ -155,7 +155,7 @@ def test_an_owner_gives_signs_of_life_and_a_folder_without_a_run_goes(
 
 def test_one_that_was_given_up_for_dead_ends(project: Path, tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys, time; from demo.core.output import run_lock\n"
+        "import pathlib, sys, time; from demo.engine.run import run_lock\n"
         "run_lock.HEARTBEAT = 0.02\n"
         "lock = run_lock.RunLock(pathlib.Path(sys.argv[1])); lock.acquire()\n"
         "lock.path.with_name('2.json').touch()\n"
@@ -174,8 +174,8 @@ def test_one_that_was_given_up_for_dead_ends(project: Path, tmp_path: Path) -> N
 # Some processes that want the same folders at the same time: new ones, and those of dead attempts.
 RACE = """
 import json, multiprocessing, pathlib, sys
-from demo.core.output import run_lock
-from demo.core.errors import UsageError
+from demo.engine.run import run_lock
+from demo.engine.errors import UsageError
 
 root, starters, rounds = pathlib.Path(sys.argv[1]), 6, 30
 dead = json.dumps({**vars(run_lock.Attempt.mine()), "started": 5.0})

@@ -178,7 +178,7 @@ def test_the_table_and_the_exit_code(
 def test_what_is_no_run_is_passed_over(
     runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
 
     run = write_run(tmp_path / "runs" / "mnist" / "1")
     (run / "checkpoints").mkdir()

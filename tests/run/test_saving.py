@@ -18,14 +18,14 @@ from torch import nn
 from .conftest import PATIENCE
 
 if TYPE_CHECKING:
-    from demo.core.training.checkpoint import Checkpointing
+    from demo.engine.checkpoint import Checkpointing
 
 
 @pytest.fixture
 def saver(project: Path, tmp_path: Path) -> "Checkpointing":
     """What saves the checkpoints of the run folder tmp_path, on a world of one rank."""
-    from demo.core.ranks.world import World
-    from demo.core.training.checkpoint import Checkpointing
+    from demo.engine.checkpoint import Checkpointing
+    from demo.engine.ranks.world import World
 
     world = World(0, 1, 0, "none", torch.device("cpu"), None, ("here",), None)
     settings = SimpleNamespace(
@@ -128,7 +128,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(path: Path) -> IO[bytes]:
         return io.BufferedReader(Failing(path))
 
-    monkeypatch.setattr("demo.core.training.checkpoint.open_regular", opened)
+    monkeypatch.setattr("demo.engine.checkpoint_files.open_regular", opened)
 
 
 STATE = {"networks": {}, "optimizers": {}, "position": {}, "weights": torch.zeros(10_000)}
@@ -137,8 +137,8 @@ STATE = {"networks": {}, "optimizers": {}, "position": {}, "weights": torch.zero
 @pytest.mark.usefixtures("failing")
 def test_a_failing_disk_is_not_damage(saver: "Checkpointing", tmp_path: Path) -> None:
     """Wherever it fails: while damage is looked for, or while the checkpoint is loaded."""
-    from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import candidates, load
+    from demo.engine.checkpoint_files import candidates, load
+    from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
     saver.checkpoints.write(STATE, 2)
@@ -159,8 +159,8 @@ def test_a_failing_disk_is_not_damage(saver: "Checkpointing", tmp_path: Path) ->
 
 
 def test_a_folder_that_cannot_be_listed_is_not_empty(project: Path, tmp_path: Path) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import Checkpoints
+    from demo.engine.checkpoint_files import Checkpoints
+    from demo.engine.errors import UsageError
 
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(UsageError, match=r"can't read .*checkpoints: .* \(errno \d+\)"):
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_another_process_removes_meanwhile(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then there is a newer one."""
-    from demo.core.training import checkpoint
+    from demo.engine import checkpoint_files as checkpoint
 
     folder = checkpoint.Checkpoints(tmp_path, keep=1)
     folder.write(STATE, 1)
@@ -224,8 +224,8 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
 
 def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     """As earlier versions saved it: nothing begins at step 0 because of it."""
-    from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import IN_SHARDS, load, shards_of
+    from demo.engine.checkpoint_files import IN_SHARDS, load, shards_of
+    from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
     path = saver.checkpoints.path(1)
@@ -248,8 +248,8 @@ def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
 def test_a_checkpoint_that_one_rank_cannot_load_ends_all(
     saver: "Checkpointing", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo.core.errors import UsageError
-    from demo.core.training.checkpoint import Checkpointing
+    from demo.engine.checkpoint import Checkpointing
+    from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
     networks = SimpleNamespace(like=lambda *_: None)

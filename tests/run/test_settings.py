@@ -110,7 +110,7 @@ def test_settings_that_pyyaml_wrote_read_the_same(project: Path, yaml_file: Path
 def test_a_wrong_file_is_one_line_that_says_what_is_right(
     project: Path, yaml_file: Path, text: str, message: str
 ) -> None:
-    from demo.core.errors import UsageError
+    from demo.engine.errors import UsageError
     from demo.settings import Settings
 
     yaml_file.write_text(text)
@@ -124,8 +124,8 @@ def test_a_wrong_file_is_one_line_that_says_what_is_right(
 def test_paths_may_hold_variables_and_begin_with_the_home_folder(
     project: Path, yaml_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo.core.config import PATHS, read_flags
-    from demo.core.errors import UsageError
+    from demo.engine.config import PATHS, read_flags
+    from demo.engine.errors import UsageError
     from demo.settings import Settings
     from demo.tools.plot import Flags
 
@@ -208,8 +208,8 @@ def test_help_lists_every_flag_of_the_surface(project: Path) -> None:
 
 
 def test_learning_rate_follows_its_schedule_and_scaling(project: Path) -> None:
-    from demo.core.config import Settings
-    from demo.core.training.schedule import lr_factor, scaling
+    from demo.engine.config import Settings
+    from demo.engine.schedule import lr_factor, scaling
 
     settings = Settings(warmup=0.25, schedule="linear")
     factors = [lr_factor(settings, progress) for progress in (0, 0.125, 0.25, 0.625, 1.0)]

@@ -11,10 +11,10 @@ from .conftest import edited, spawn, srun, tasks
 # Steps of no work, or of a tenth of a second. The second rank is told to stop after the seventh.
 RANKS = """
 import json, sys, time
-from demo.core.config import Settings
-from demo.core.ranks.process_group import joined
-from demo.core.ranks.signals import StopRequest
-from demo.core.ranks.step_totals import StepTotals
+from demo.engine.config import Settings
+from demo.engine.ranks.process_group import joined
+from demo.engine.ranks.signals import StopRequest
+from demo.engine.ranks.step_totals import StepTotals
 
 kind, steps = sys.argv[1:]
 with joined(Settings(device="cpu")) as world:

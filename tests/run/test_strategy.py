@@ -112,7 +112,7 @@ def test_both_strategies_give_the_same_parameters(
     assert losses(sharded) == pytest.approx(losses(copied), rel=1e-5)
 
     # Read whole, on no rank, what one wrote as a file and the other in shards is the same too.
-    from demo.core.training.checkpoint import load
+    from demo.engine.checkpoint_files import load
 
     name = "checkpoints/step-00000020.pt"
     one, other = (tensors(load(job.run_dir / name)) for job in (copied, sharded))
@@ -181,7 +181,7 @@ def test_one_rank_has_the_whole_network_whatever_the_strategy(
 def test_damaged_shards_are_found(
     project: Path, sharded: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from demo.core.training.checkpoint import Checkpoints, find_fault
+    from demo.engine.checkpoint_files import Checkpoints, find_fault
 
     folder = tmp_path / "checkpoints"
     shutil.copytree(sharded.run_dir / "checkpoints", folder)
@@ -205,7 +205,7 @@ def test_damaged_shards_are_found(
 
 def test_torch_reads_the_shards(project: Path, sharded: Job, tmp_path: Path) -> None:
     """The folder is one of torch.distributed.checkpoint, for its own programs too."""
-    from demo.core.training.checkpoint import load
+    from demo.engine.checkpoint_files import load
 
     path = sharded.run_dir / "checkpoints/step-00000024.pt"
     dcp_to_torch_save(path.with_suffix(".shards"), tmp_path / "whole.pt")
@@ -219,7 +219,7 @@ def test_torch_reads_the_shards(project: Path, sharded: Job, tmp_path: Path) -> 
 
 def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> None:
     """Only tensors, in files of the folder: torch would unpickle anything else."""
-    from demo.core.training import shards
+    from demo.engine import shards
 
     dcp.save({"a": torch.arange(9.0), "b": "text"}, checkpoint_id=tmp_path, no_dist=True)
     with pytest.raises(pickle.UnpicklingError, match="BytesStorageMetadata"):

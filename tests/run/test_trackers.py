@@ -65,7 +65,7 @@ def recorders(
     """Two trackers of the project, `broken` and `sound`."""
     made = {}
     for name in ("broken", "sound"):
-        module = ModuleType(f"demo.tracking.{name}")
+        module = ModuleType(f"demo.trackers.{name}")
         made[name] = module.Tracker = type("Tracker", (Recorder,), {"held": {}})
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return made
@@ -73,7 +73,7 @@ def recorders(
 
 def make_run(folder: Path, **facts: object) -> object:
     """Return what a tracker is told of a run."""
-    run = import_module("demo.tracking").Run
+    run = import_module("demo.trackers").Run
     return run(directory=folder, store=folder, name="run", experiment="trial", **facts)
 
 
@@ -88,7 +88,7 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     monkeypatch.setenv("BROKEN_API_KEY", "correct-horse")
     broken = recorders["broken"]
     broken.at, broken.trouble = at, OSError("correct-horse at https://me:battery@example.org")
-    trackers = import_module("demo.tracking.dispatch").Trackers(
+    trackers = import_module("demo.trackers.dispatch").Trackers(
         ["broken", "sound"], make_run(tmp_path)
     )
     for step in (1, 2):
@@ -137,7 +137,7 @@ def test_no_secret_is_told_however_it_is_written(
     project: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, text: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    told = import_module("demo.tracking.dispatch").without_secrets(text)
+    told = import_module("demo.engine.errors").without_secrets(text)
     assert not re.search("staple|p@ss|p%40ss|w/h@t", told)
     basic = text.partition("Basic ")[2]
     assert not [i for i in range(len(basic) - 7) if basic[i : i + 8] in told], told
@@ -149,7 +149,7 @@ def test_of_two_secrets_the_longer_one_is_hidden_as_a_whole(
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "battery")
     monkeypatch.setenv("B_TOKEN", "battery-staple")
-    without_secrets = import_module("demo.tracking.dispatch").without_secrets
+    without_secrets = import_module("demo.engine.errors").without_secrets
     assert without_secrets("battery-staple battery") == "<B_TOKEN> <A_TOKEN>"
 
 
@@ -161,7 +161,7 @@ def test_a_tracker_that_hangs_is_left_behind(
     caplog: pytest.LogCaptureFixture,
     at: str,
 ) -> None:
-    dispatch = import_module("demo.tracking.dispatch")
+    dispatch = import_module("demo.trackers.dispatch")
     monkeypatch.setattr(dispatch, "FINISH_SECONDS", {"finished": 0.2})
     stuck = threading.Event()
     recorders["broken"].at, recorders["broken"].trouble = at, stuck
@@ -188,7 +188,7 @@ def test_a_tracker_that_falls_too_far_behind_is_off(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dispatch = import_module("demo.tracking.dispatch")
+    dispatch = import_module("demo.trackers.dispatch")
     monkeypatch.setattr(dispatch, "BACKLOG", 100)
     stuck = threading.Event()
     recorders["broken"].at, recorders["broken"].trouble = "log_metrics", stuck
@@ -204,7 +204,7 @@ def test_a_tracker_that_falls_too_far_behind_is_off(
 def test_what_a_tracker_has_is_not_logged_again_and_what_it_lacks_is(
     recorders: dict[str, type[Recorder]], tmp_path: Path
 ) -> None:
-    dispatch = import_module("demo.tracking.dispatch")
+    dispatch = import_module("demo.trackers.dispatch")
     dispatch.note_id(tmp_path, 0, "sound", "recorder")
     # The interrupted run came to step 4, its checkpoint is of step 3; step 2 was lost.
     recorders["sound"].held = {"loss": {1: 1.0, 3: 3.0, 4: 4.0}}

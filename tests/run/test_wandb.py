@@ -155,5 +155,5 @@ def test_a_reason_holds_no_secret(
     monkeypatch.setattr(wandb, "init", start)
     tracking = import_module("tracked.tracking")
     with caplog.at_level(logging.WARNING):
-        import_module("tracked.tracking.wandb").Tracker(tracking.Run(tmp_path, tmp_path, "a", "b"))
+        import_module("tracked.trackers.wandb").Tracker(tracking.Run(tmp_path, tmp_path, "a", "b"))
     assert "(<WANDB_API_KEY> is no key of https://<login>@example.org)" in caplog.text

@@ -116,7 +116,7 @@ class Job:
         for process, env in self._processes():
             words = process.cmdline()
             # What starts ranks names their command too.
-            starts = "demo.torchrun" in words or "sweep" in words
+            starts = "demo.engine.torchrun" in words or "sweep" in words
             if "demo" in words and "train" in words and not starts:
                 found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
         return found

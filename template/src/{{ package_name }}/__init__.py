@@ -6,17 +6,13 @@ Yours, never changed by an update:
     settings.py   settings of your own
     figures.py    pictures of an evaluation
 
-The program, from the command to the files of a run:
-    __main__.py   the table of commands
-    train.py      the training loop
-    evaluate.py   metrics over a data set
+The program, which updates merge with your edits:
+    train.py      the training loop, validation and the end of a run
     learner.py    the class that model.py fills in
-    run_logger.py what a run writes and shows
-    inference.py  use of a trained network
-    torchrun.py   torchrun, with the signals and exit codes of a job
+    __main__.py   the commands
 
-What it is made of:
-    core/         what the loop stands on: ranks, loading, training, output
-    tracking/     experiment trackers
+Not yours, replaced by an update:
+    engine/       ranks, data loading, checkpoints, evaluation, the files of a run
+    trackers/     experiment trackers
     tools/        commands around the training
 """

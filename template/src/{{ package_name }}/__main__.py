@@ -14,17 +14,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from .core.errors import (
+from .engine.errors import (
     LostRankError,
     PrintableFormatter,
     UsageError,
     bad_flags_said_once,
+    note_failure,
     printable,
     printable_lines,
     wait_for_rank_0,
@@ -33,7 +33,7 @@ from .core.errors import (
 
 def train(argv: Sequence[str]) -> int:
     """train the model; on one process, or on every rank that torchrun or srun started"""
-    from .core.ranks.signals import StopRequest, ignore_signals
+    from .engine.ranks.signals import StopRequest, ignore_signals
     from .settings import Settings
 
     with bad_flags_said_once():
@@ -46,7 +46,7 @@ def train(argv: Sequence[str]) -> int:
     # The launcher sends TERM to the others when the first rank leaves with 75. A rank whose
     # interpreter is shutting down would die of it, and the batch script would not see 75.
     ignore_signals()
-    from .tracking.dispatch import left_behind
+    from .trackers.dispatch import left_behind
 
     if left_behind():
         # The handlers that a tracker's library registers with atexit may wait or fail.
@@ -121,17 +121,6 @@ def load_env() -> None:
     for variable, value in dotenv_values(stream=io.StringIO(text)).items():
         if value:
             os.environ.setdefault(variable, value)
-
-
-def note_failure() -> None:
-    """Tell the batch script that this rank fails by itself, so that the job is not requeued.
-
-    The launcher kills ranks that still wait for this one, and then its exit code tells of them. A
-    sweep does not end with one of its trials.
-    """
-    if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
-        with suppress(OSError):
-            Path(os.environ["FAILURE_FILE"]).touch()
 
 
 def main() -> None:

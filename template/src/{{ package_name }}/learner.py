@@ -5,22 +5,22 @@ an evaluation. Everything else (ranks, batches, checkpoints, trackers) is the sa
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .core import nested
-from .core.config import Settings
-from .core.errors import UsageError
-from .core.ranks.device import sum_dtype
-from .core.ranks.strategy import blocks
-from .core.training.checks import checked_loss, checked_weight
-from .core.training.schedule import lr_factor
-
-if TYPE_CHECKING:
-    from .core.training.update import Loop
+from .engine import checkpoint_files, inference, nested
+from .engine.checks import check_loss, check_weight
+from .engine.errors import UsageError
+from .engine.ranks.device import sum_dtype
+from .engine.ranks.strategy import blocks
+from .engine.schedule import lr_factor
+from .engine.updater import Updater
+from .settings import Settings
 
 Networks = Any
 """What `build` returned: a module, or a dictionary of modules by name."""
@@ -34,9 +34,7 @@ def model_class() -> "type[Learner]":
     Raises:
         UsageError: there is none, as in projects from before there were learners.
     """
-    from . import model
-
-    found = getattr(model, "Model", None)
+    found = getattr(import_module(".model", __package__), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Learner)):
         raise UsageError(
             "model.py has no 'class Model(Learner)', whose methods say what is trained: "
@@ -59,8 +57,24 @@ class Learner:
     best: tuple[str, Literal["min", "max"]] = ("validation/loss", "min")
     unit = "samples"
 
+    RENAMED: ClassVar = {
+        "weigh": "batch_weight",
+        "conclude": "compute_metrics",
+        "units": "fsdp_units",
+    }
+
+    def __init_subclass__(cls) -> None:
+        """Refuse methods of earlier versions, which nothing would call.
+
+        Raises:
+            UsageError: the class has one.
+        """
+        for old, new in cls.RENAMED.items():
+            if old in vars(cls):
+                raise UsageError(f"the method {old} in model.py is now called {new}: rename it")
+
     def __init__(self, settings: Settings) -> None:
-        self.settings: Any = settings
+        self.settings = settings
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -82,11 +96,11 @@ class Learner:
         """
         raise UsageError("Model in model.py has no method 'loss': learner.py describes it")
 
-    def train_step(self, loop: "Loop") -> None:
+    def train_step(self, updater: Updater) -> None:
         """Take a step: one update by the loss, or several updates of different networks."""
-        loop.update(self.loss)
+        updater.update(self.loss)
 
-    def weigh(self, batch: Batch) -> int:
+    def batch_weight(self, batch: Batch) -> int:
         """Return how much a batch counts in means and rates; the default is its samples.
 
         Another unit, such as the tokens that the loss is the mean of, is counted here. A batch of
@@ -98,7 +112,7 @@ class Learner:
         """Return the factor on all learning rates at a progress from 0 to 1 (settings.schedule)."""
         return lr_factor(self.settings, progress)
 
-    def units(self, network: nn.Module) -> Iterable[nn.Module]:
+    def fsdp_units(self, network: nn.Module) -> Iterable[nn.Module]:
         """Return the parts of a network that FSDP gathers one at a time, the inner ones first."""
         return blocks(network)
 
@@ -110,8 +124,8 @@ class Learner:
         A tensor of any shape is summed over all batches and ranks. A tuple holds the arguments of
         `update` of the object in `metrics` with the same name.
         """
-        loss = checked_loss(self.loss(networks, batch))
-        return {"loss": loss.to(sum_dtype(loss.device)) * self.weigh(batch)}
+        loss = check_loss(self.loss(networks, batch))
+        return {"loss": loss.to(sum_dtype(loss.device)) * self.batch_weight(batch)}
 
     def metrics(self) -> Mapping[str, Any]:
         """Return objects with `update` and `compute`, such as torchmetrics', for each evaluation.
@@ -120,7 +134,7 @@ class Learner:
         """
         return {}
 
-    def conclude(self, sums: Mapping[str, Tensor]) -> Mapping[str, float | Tensor]:
+    def compute_metrics(self, sums: Mapping[str, Tensor]) -> Mapping[str, float | Tensor]:
         """Return the metrics by name; the default divides each single number by the weight.
 
         Args:
@@ -134,6 +148,32 @@ class Learner:
         }
 
     # -- use --------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        settings: Settings | None = None,
+        which: Literal["best", "latest"] = "best",
+        device: torch.device | str = "cpu",
+    ) -> inference.Trained:
+        """Return the trained networks of a run, such as `Model.load("runs/demo/7")`.
+
+        The result has a method `predict`, which takes a batch. If the run kept averages of the
+        parameters (`ema`), these are the networks.
+
+        Args:
+            source: a run folder, or one of its checkpoints.
+            settings: by default, those that the checkpoint was saved with.
+            which: the checkpoint of a run folder.
+            device: where to put the networks.
+
+        Raises:
+            UsageError: there is no checkpoint, or it does not fit model.py.
+        """
+        path = checkpoint_files.find(Path(source), which)
+        settings = settings or inference.saved_settings(Settings, path)
+        return inference.load(cls, settings, path, device)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return the arguments of the network's forward: the first part of a pair, or the batch."""
@@ -152,5 +192,7 @@ class Learner:
 
 
 def weight_function(learner: Learner) -> Callable[[Any], int] | None:
-    """Return what weighs a batch, checked; None where model.py leaves that to `Learner`."""
-    return partial(checked_weight, learner) if type(learner).weigh is not Learner.weigh else None
+    """Return the `batch_weight` of model.py, checked; None if model.py has none of its own."""
+    if type(learner).batch_weight is Learner.batch_weight:
+        return None
+    return lambda batch: check_weight(learner.batch_weight(batch))

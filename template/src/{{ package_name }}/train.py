@@ -5,35 +5,39 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import data
-from .core.errors import UsageError
-from .core.filesystem import read_object
-from .core.loading.seeds import derive, seed_generators
-from .core.loading.steps import Loaded, StepLoader, sizes
-from .core.output import run_lock
-from .core.output.log import DataWait, log_start, set_up_logging
-from .core.output.metrics import Meter
-from .core.output.record import STORE
-from .core.ranks.consistency import refuse_different_settings, refuse_unusable_sets
-from .core.ranks.process_group import joined, lost_ranks_explained
-from .core.ranks.signals import EXIT_CODE, StopRequest
-from .core.ranks.step_totals import StepTotals
-from .core.ranks.world import World
-from .core.training.checkpoint import Checkpointing
-from .core.training.networks import Networks, digest, named_parameters
-from .core.training.position import is_due
-from .core.training.schedule import scaling
-from .core.training.update import Loop
-from .evaluate import Evaluation, Evaluator
+from .engine.checkpoint import Checkpointing
+from .engine.checks import check_datasets, check_same_settings
+from .engine.data.seeds import derive, seed_generators
+from .engine.data.steps import Loaded, StepLoader
+from .engine.errors import UsageError
+from .engine.evaluate import Evaluation, Evaluator
+from .engine.filesystem import read_object
+from .engine.networks import Networks, digest, named_parameters
+from .engine.position import is_due
+from .engine.ranks.process_group import joined, lost_ranks_explained
+from .engine.ranks.signals import EXIT_CODE, StopRequest
+from .engine.ranks.step_totals import StepTotals
+from .engine.ranks.world import World
+from .engine.run import run_lock
+from .engine.run.folder import with_run_dir
+from .engine.run.logger import RunLogger
+from .engine.run.logging_setup import set_up_logging
+from .engine.run.messages import DataWait, log_start
+from .engine.run.meters import Meter
+from .engine.run.record import STORE
+from .engine.schedule import scaling
+from .engine.updater import Updater
 from .learner import Learner, model_class, weight_function
-from .run_logger import RunLogger, with_run_dir
 from .settings import Settings
-from .tracking import select
+from .trackers import select
+from .trackers.dispatch import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ def run(settings: Settings, request: StopRequest) -> int:
     make = model_class()
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
-        refuse_different_settings(settings, world)
+        check_same_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
         with run_lock.held(settings, world):
             return Trainer(make(settings), settings, world, request).train(trackers)
@@ -74,12 +78,14 @@ class Trainer:
         weigh = weight_function(learner)
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
-        refuse_unusable_sets(self.datasets, self.loader.samples, settings, world)
+        check_datasets(self.datasets, self.loader.samples, settings, world)
         torch.manual_seed(settings.seed)
-        self.networks = Networks(learner, settings, world)
+        self.networks = Networks(
+            learner.build(), learner.optimizers, learner.fsdp_units, settings, world
+        )
         self.evaluator = Evaluator(learner, self.networks, settings, world)
         self.meter = Meter(world.device, learner.unit)
-        self.loop = Loop(self.networks, settings, world, self.meter, self._show_histograms)
+        self.updater = Updater(self.networks, settings, world, self.meter, self._show_histograms)
         self.checkpointing = Checkpointing(
             self.networks, self.meter, settings, world, self.samples_per_step
         )
@@ -106,7 +112,10 @@ class Trainer:
         if settings.dry_run:
             log.info("dry run: a sample was evaluated and predicted; no step was taken")
             return 0
-        self.logger = RunLogger(settings, world, trackers, checkpointing, self.learner.best)
+        names = trackers if world.is_main or settings.track_all_ranks else []
+        self.logger = RunLogger(
+            settings, world, partial(Trackers, names), checkpointing, self.learner.best
+        )
         with (
             self.logger,
             closing(self.loader),
@@ -133,7 +142,7 @@ class Trainer:
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
         self.meter.begin()
         loaded = self._next(steps)
-        totals.begin(position.step, *sizes(loaded))
+        totals.begin(position.step, *self.loader.sizes(loaded))
         stopping, samples = False, 1  # before the first totals; samples 0: the epoch is over
         while not position.is_end(settings):
             stopping, samples, weight = totals.result()
@@ -146,8 +155,8 @@ class Trainer:
                     break
             # The next step's totals are summed while this step is computed.
             following = self._next(steps)
-            totals.begin(position.step, *sizes(following))
-            self._train_step(loaded, samples, weight)
+            totals.begin(position.step, *self.loader.sizes(following))
+            self.train_step(loaded, samples, weight)
             loaded = following
             bar.update()
             if is_due(settings.log_every, position.step):
@@ -169,14 +178,14 @@ class Trainer:
         STORE.add("train/data_seconds", self.loader.waited, 1)
         return loaded
 
-    def _train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
+    def train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
         """Take a step on this rank's batches; samples and weight are of all ranks together."""
         settings, position = self.settings, self.position
         self._set_learning_rates()
         seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
-        self.loop.begin(self.loader.padded(loaded), weight, measure_norm)
-        self.learner.train_step(self.loop)
+        self.updater.begin(self.loader.padded(loaded), weight, measure_norm)
+        self.learner.train_step(self.updater)
         position.advance(samples)
         if self.networks.average:
             self.networks.average.update(self.networks.modules, position.step)
@@ -196,7 +205,7 @@ class Trainer:
         readings, own = self.meter.read(self.world)
         for name in self.meter.losses:
             # It is not there if no batch had a weight.
-            self.checkpointing.refuse_divergence(f"{name} is", readings.get(name, 0.0))
+            self.checkpointing.check_finite(f"{name} is", readings.get(name, 0.0))
         self.data_wait.look(readings["train/data_seconds"], self.meter.step_seconds)
         rates = self.networks.learning_rates()
         self.logger.metrics(self.position.step, self.progress(), readings | rates, own | rates)
@@ -245,7 +254,7 @@ class Trainer:
         elif not found:
             return
         if found:
-            self.checkpointing.refuse_divergence(f"{name} is", found[name])
+            self.checkpointing.check_finite(f"{name} is", found[name])
             best = position.judge(found[name], direction)
         self.logger.metrics(position.step, self.progress(), {"epoch": position.epoch, **found})
         self.logger.best(position.best_score, position.best_step)
@@ -264,7 +273,7 @@ class Trainer:
     def _stop(self) -> None:
         """Save, since a signal came; every rank calls this."""
         self.save()
-        self.checkpointing.refuse_unsaved("stopped")
+        self.checkpointing.check_saved("stopped")
         log.info(
             "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
             self.position.step,
@@ -281,7 +290,7 @@ class Trainer:
         """
         step = self.position.step
         test = self.evaluator.evaluate(self.datasets.test, "test", step)
-        self.checkpointing.refuse_unsaved("ended")
+        self.checkpointing.check_saved("ended")
         self.logger.metrics(step, 1.0, test.metrics)
         self.logger.summary(self.summary(test))
         code = 0
@@ -331,13 +340,11 @@ class Trainer:
         name = self.settings.register_model
         if not name or not self.world.is_main:
             return
-        from .inference import load
-
         self.checkpointing.wait()
         best = self.checkpointing.checkpoints.best()
         if best is None:
             raise UsageError("there is no checkpoint")
-        loaded = load(best, self.settings)
+        loaded = self.learner.load(best, self.settings)
         example = loaded.learner.inputs(loaded.example(self.datasets.test, 4))
         self.logger.trackers.log("model", loaded.networks, example, name, loaded.step)
 

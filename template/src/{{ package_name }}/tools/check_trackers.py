@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TimeIsUp
 from pathlib import Path
 
-from ..core.errors import UsageError, say
+from ..engine.errors import UsageError, say
 from ..settings import Settings
-from ..tracking import Run, load, select
+from ..trackers import Run, load, select
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 def attempt(name: str, run: Run) -> str | None:
     """Return what is wrong with a tracker in one line, None if nothing."""
-    from ..tracking.dispatch import without_secrets
+    from ..engine.errors import without_secrets
 
     try:
         ThreadPoolExecutor(1).submit(log_and_read, name, run).result(SECONDS)

@@ -16,10 +16,11 @@ import tyro
 from torch import nn
 
 from .. import data
-from ..core.config import read_flags
-from ..core.errors import UsageError
-from ..core.nested import map_tensors
-from ..inference import for_use, load
+from ..engine.config import read_flags
+from ..engine.errors import UsageError
+from ..engine.inference import for_use
+from ..engine.nested import map_tensors
+from ..learner import model_class
 from . import program
 
 log = logging.getLogger(__name__)
@@ -52,13 +53,13 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
     if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise UsageError("ONNX needs two packages more: pip install onnx onnxscript")
-    trained = load(flags.run, which=flags.checkpoint)
+    trained = model_class().load(flags.run, which=flags.checkpoint)
     network = trained.networks
     if isinstance(network, dict):
         if flags.network not in network:
             raise UsageError(f"--network is {flags.network}: choose one of {', '.join(network)}")
         network = network[flags.network]
-    datasets = data.load(for_use(trained.path, "cpu", flags.data_dir))
+    datasets = data.load(for_use(trained.settings, "cpu", flags.data_dir))
     inputs = trained.learner.inputs(trained.example(datasets.test, 2))
     try:
         write(network, inputs, flags.output)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"torch can't make a graph of the network ({reason}): let inputs in model.py return "
-            "the arguments of its forward, or load it by inference.py instead"
+            "the arguments of its forward, or load it with Model.load instead"
         ) from None
     log.info("the network of step %d is in %s", trained.step, flags.output)
     return 0

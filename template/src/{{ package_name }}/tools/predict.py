@@ -12,17 +12,19 @@ import tyro
 from torch.utils.data import Dataset, IterableDataset
 
 from .. import data
-from ..core import nested
-from ..core.config import read_flags
-from ..core.errors import UsageError
-from ..core.filesystem import write_atomically
-from ..core.loading.batches import evaluation_batches
-from ..core.loading.seeds import derive, seed_generators
-from ..core.output.log import set_up_logging
-from ..core.ranks.process_group import joined
-from ..core.ranks.world import World
-from ..core.training.checkpoint import find
-from ..inference import Trained, for_use, load
+from ..engine import nested
+from ..engine.checkpoint_files import find
+from ..engine.config import read_flags
+from ..engine.data.batches import evaluation_batches
+from ..engine.data.seeds import derive, seed_generators
+from ..engine.errors import UsageError
+from ..engine.filesystem import write_atomically
+from ..engine.inference import Trained, for_use, saved_settings
+from ..engine.ranks.process_group import joined
+from ..engine.ranks.world import World
+from ..engine.run.logging_setup import set_up_logging
+from ..learner import model_class
+from ..settings import Settings
 from . import program
 
 log = logging.getLogger(__name__)
@@ -63,12 +65,12 @@ def main(argv: Sequence[str]) -> int:
     """
     flags = read_flags(Flags, argv, program("predict"))
     path = find(flags.run, flags.checkpoint)
-    settings = for_use(path, flags.device, flags.data_dir)
+    settings = for_use(saved_settings(Settings, path), flags.device, flags.data_dir)
     folder = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     output = flags.output or folder / f"predictions-{flags.split}.jsonl"
     with joined(settings) as world:
         set_up_logging(world, all_ranks=False)
-        trained = load(path, settings, device=world.device)
+        trained = model_class().load(path, settings, device=world.device)
         dataset = getattr(data.load(settings), flags.split)
         if isinstance(dataset, IterableDataset):
             raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")
@@ -101,7 +103,7 @@ def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: Worl
         if samples > 0:
             found = trained.predict(next(batches))
             try:
-                parts = list(nested.split(found, samples))
+                parts = list(nested.split_samples(found, samples))
             except IndexError:
                 raise UsageError(
                     f"predict in model.py returned no row for each of {samples} samples: return "

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..core.config import read_flags
-from ..core.errors import UsageError, printable
-from ..core.filesystem import in_range, read_lines, read_object
-from ..core.output.status import KINDS
-from ..core.ranks import slurm
+from ..engine.config import read_flags
+from ..engine.errors import UsageError, printable
+from ..engine.filesystem import in_range, read_lines, read_object
+from ..engine.ranks import slurm_commands as slurm
+from ..engine.run.status import KINDS
 from ..settings import Settings
 from . import program
 

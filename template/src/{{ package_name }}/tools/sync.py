@@ -17,13 +17,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..core.config import read_flags
-from ..core.errors import UsageError
-from ..core.filesystem import open_regular, read_lines, read_object, write_atomically
-from ..core.output.run_lock import owner_of
-from ..core.output.status import KINDS
+from ..engine.config import read_flags
+from ..engine.errors import UsageError
+from ..engine.filesystem import open_regular, read_lines, read_object, write_atomically
+from ..engine.run.run_lock import owner_of
+from ..engine.run.status import KINDS
 from ..settings import Settings
-from ..tracking import Backend, load, select
+from ..trackers import Backend, load, select
 from . import program
 from .runs import find_runs
 
@@ -77,9 +77,11 @@ def _sync_one(directory: Path, names: Sequence[str]) -> int:
 
 def sync(directory: Path, names: Sequence[str]) -> int:
     """Send what trackers lack of one run; return 1 if one of them failed."""
-    from ..core.training.checkpoint import Checkpoints
-    from ..run_logger import described, log_of
-    from ..tracking.dispatch import known_ids, note_id, without_secrets
+    from ..engine.checkpoint_files import Checkpoints
+    from ..engine.errors import without_secrets
+    from ..engine.run.description import describe_run
+    from ..engine.run.logging_setup import read_log
+    from ..trackers.dispatch import known_ids, note_id
 
     settings = dataclasses.replace(
         Settings.from_yaml(directory / "config.yaml"), run_dir=str(directory.absolute())
@@ -93,7 +95,7 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     if status == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
     lines = read_lines(directory / "metrics.jsonl")
-    text, best = log_of(directory), Checkpoints(directory / "checkpoints").best()
+    text, best = read_log(directory), Checkpoints(directory / "checkpoints").best()
     last = max((line["step"] for line in lines), default=0)
     failures = 0
     chosen = select(names or settings.trackers)
@@ -109,7 +111,7 @@ def sync(directory: Path, names: Sequence[str]) -> int:
             if not incomplete:
                 log.info("%s: %s has it all", directory, name)
                 continue
-            run = dataclasses.replace(described(settings, facts, last), run_id=run_id)
+            run = dataclasses.replace(describe_run(settings, facts, last), run_id=run_id)
             if any((directory.absolute().parent / each).exists() for each in (".aim", "mlflow.db")):
                 # The experiment may have been moved since.
                 run = dataclasses.replace(run, store=directory.absolute().parent)

@@ -1,7 +1,7 @@
 """The datasets: training, validation, test. This file is yours: put your own in its place.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-core/loading/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
+engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
 way to stack them; model.py gets it as it is. Evaluation sets are map-style.
 """
 
@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from . import mnist
-from .core.errors import UsageError
-from .core.loading.stream import ShardStream
+from .engine import ShardStream, UsageError
 from .settings import Settings
 
 

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .core.errors import UsageError
-from .core.filesystem import write_atomically
+from .engine import UsageError, write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The datasets: training, validation, test. This file is yours: put your own in its place.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-core/loading/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
+engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
 way to stack them; model.py gets it as it is. Evaluation sets are map-style.
 """
 
@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .core.errors import UsageError
-from .core.filesystem import write_atomically
-from .core.loading.stream import ShardStream
+from .engine import ShardStream, UsageError, write_atomically
 from .files import SHARDS, Files, Images, Sample
 from .settings import Settings
 from .transforms import augment, center

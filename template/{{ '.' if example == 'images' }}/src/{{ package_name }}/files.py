@@ -15,7 +15,7 @@ from operator import index as as_integer
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from .core.errors import UsageError
+from .engine import UsageError
 
 ENDINGS = ("jpg", "jpeg", "png", "webp")
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .core.errors import UsageError
+from .engine import UsageError
 from .files import Sample
 
 Part = tuple[float, float, float, float]

@@ -65,7 +65,7 @@ class Model(Learner):
             "squared_target": targets.square().sum(),
         }
 
-    def conclude(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def compute_metrics(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         rows, squared_error = sums["weight"], sums["squared_error"]
         variance = sums["squared_target"] / rows - (sums["target"] / rows) ** 2
         return {

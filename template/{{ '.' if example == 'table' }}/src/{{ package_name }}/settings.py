@@ -1,18 +1,18 @@
 """Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
 
-This file is yours. What every training has is in core/config.py; a field of the same name here
+This file is yours. What every training has is in engine/config.py; a field of the same name here
 gives it another default.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from .core import config
-from .core.config import Fraction, Positive, Rate
+from . import engine
+from .engine import Fraction, Positive, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(config.Settings):
+class Settings(engine.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"

@@ -1,7 +1,7 @@
 """The datasets: training, validation, test. This file is yours: put your own in its place.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-core/loading/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
+engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
 way to stack them; model.py gets it as it is. Evaluation sets are map-style.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .core.errors import UsageError
+from .engine import UsageError
 from .settings import Settings
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .core.errors import UsageError
 from .data import decode, encode
+from .engine import UsageError
 from .learner import Learner
 from .settings import Settings
 
@@ -111,7 +111,7 @@ class Model(Learner):
         decay = self.settings.weight_decay
         return torch.optim.AdamW(groups, self.settings.lr, betas=(0.9, 0.95), weight_decay=decay)
 
-    def weigh(self, batch: Batch) -> int:
+    def batch_weight(self, batch: Batch) -> int:
         return batch[1].numel()
 
     def loss(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -123,7 +123,7 @@ class Model(Learner):
         losses = token_losses(network(tokens), following)
         return {"loss": losses.sum(), "loss_at_position": losses.sum(dim=0)}
 
-    def conclude(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def compute_metrics(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         loss = sums["loss"] / sums["weight"]
         return {"loss": loss, "perplexity": loss.exp()}
 

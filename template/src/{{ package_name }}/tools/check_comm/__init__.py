@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ...core.config import read_flags
-from ...core.errors import UsageError
-from ...core.ranks.environment import Ranks
+from ...engine.config import read_flags
+from ...engine.errors import UsageError
+from ...engine.ranks.environment import Ranks
 from .. import program
 
 RIGHT = "all is right"

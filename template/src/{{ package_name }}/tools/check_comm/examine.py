@@ -10,13 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...core.config import Settings
-from ...core.errors import UsageError
-from ...core.output.log import set_up_logging
-from ...core.ranks.device import BACKENDS, choose_backend, choose_device, gpu_id, refuse_shared_gpus
-from ...core.ranks.environment import Ranks, bound_cpus
-from ...core.ranks.process_group import joined
-from ...core.ranks.world import World
+from ...engine.config import Settings
+from ...engine.errors import UsageError
+from ...engine.ranks.device import (
+    BACKENDS,
+    check_shared_gpus,
+    choose_backend,
+    choose_device,
+    gpu_id,
+)
+from ...engine.ranks.environment import Ranks, bound_cpus
+from ...engine.ranks.process_group import joined
+from ...engine.ranks.world import World
+from ...engine.run.logging_setup import set_up_logging
 from . import Flags
 from .operations import COLLECTIVES, Channel, compare, measure, within
 
@@ -42,7 +48,7 @@ def examine(flags: Flags, ranks: Ranks, report: dict[str, Any]) -> None:
             places = world.gather(describe(world, device))
             report.update(backend=backend, ranks=places)
             if backend != "gloo":
-                refuse_shared_gpus([(each["host"], each["gpu"]) for each in places])
+                check_shared_gpus([(each["host"], each["gpu"]) for each in places])
             # `within` limits the time. NCCL would abort the process, without a message.
             group = dist.new_group(backend=backend, timeout=timedelta(days=1))
             # Gloo sends from host memory.

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...core.ranks.device import synchronize
-from ...core.ranks.world import World
+from ...engine.ranks.device import synchronize
+from ...engine.ranks.world import World
 
 log = logging.getLogger(__name__)
 

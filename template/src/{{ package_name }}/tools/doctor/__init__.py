@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import UsageError, say
-from ...core.filesystem import full_path
+from ...engine.errors import UsageError, say
+from ...engine.filesystem import full_path
 from .. import program
 from . import nodes, scripts, software
 from .findings import Finding, attempt, describe
@@ -77,7 +77,7 @@ def _check_project(
 
 def _check_trackers(settings: "Settings") -> Iterator[Finding]:
     """Import the trackers that the settings name."""
-    from ... import tracking
+    from ... import trackers as tracking
 
     for name in tracking.select(settings.trackers):
         try:

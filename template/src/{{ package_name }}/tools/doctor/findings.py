@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ...core.errors import UsageError
+from ...engine.errors import UsageError
 
 Status = Literal["ok", "warning", "error"]
 

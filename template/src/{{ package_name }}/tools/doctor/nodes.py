@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ...core.errors import say
+from ...engine.errors import say
 from . import software
 from .findings import Finding, Status, attempt
 from .scripts import Script
@@ -104,7 +104,7 @@ def _lock(file: IO) -> str:
 
 def _databases(settings: "Settings | None") -> str:
     """Return which trackers need locks in the run root, and what to do; empty if none does."""
-    from ...tracking import select
+    from ...trackers import select
 
     names = []
     for name in select(settings.trackers) if settings else ():

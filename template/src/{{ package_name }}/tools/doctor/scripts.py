@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.ranks.slurm import run
+from ...engine.ranks.slurm_commands import run
 from .findings import Finding
 
 # The lines from an empty shell to the interpreter or the image.

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from ...core.config import read_flags
+from ...engine.config import read_flags
 from .. import program
 from .records import Listen
 

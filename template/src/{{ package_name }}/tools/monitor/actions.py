@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import UsageError, say
-from ...core.filesystem import read_object
+from ...engine.errors import UsageError, say
+from ...engine.filesystem import read_object
 from ...settings import Settings
 from . import jobs
 from .records import Record, Records

@@ -10,7 +10,7 @@ PAGE = "/"
 
 def command(endpoint: Endpoint, *words: str) -> list[str]:
     """Return a command of Aim's over the experiment's repository, which is made if need be."""
-    from ...tracking.aim import repository
+    from ...trackers.aim import repository
 
     code = "import sys; from aim.cli.cli import cli_entry_point; sys.exit(cli_entry_point())"
     return [sys.executable, "-c", code, *words, f"--repo={repository(endpoint.folder)}"]

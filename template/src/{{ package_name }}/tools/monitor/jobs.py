@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...core.errors import UsageError
-from ...core.ranks.slurm import ask
+from ...engine.errors import UsageError
+from ...engine.ranks.slurm_commands import ask
 
 PAUSES = (2, 5, 15, 0)  # seconds between attempts: Slurm's controller may be too busy to answer
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 
-from ...core.errors import UsageError
+from ...engine.errors import UsageError
 from .endpoint import Endpoint, Launch
 
 LISTEN = ("socket", "loopback", "node")
@@ -19,7 +19,7 @@ def launch(endpoint: Endpoint) -> Launch:
     Raises:
         UsageError: MLflow was installed without what its login needs.
     """
-    from ...tracking.mlflow import database
+    from ...trackers.mlflow import database
 
     record = endpoint.record
     command = [sys.executable, "-m", "mlflow", "server", f"--host={endpoint.address}"]

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from ...core.errors import UsageError
+from ...engine.errors import UsageError
 
 Listen = Literal["socket", "loopback", "node"]
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from ...core.errors import UsageError, say
-from ...core.ranks.environment import PORTS
+from ...engine.errors import UsageError, say
+from ...engine.ranks.environment import PORTS
 from .endpoint import Endpoint
 from .records import Record, Records
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import UsageError
+from ...engine.errors import UsageError
 
 if TYPE_CHECKING:
     from . import Flags

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import UsageError, printable_lines, say
-from ...core.filesystem import read_bytes
+from ...engine.errors import UsageError, printable_lines, say
+from ...engine.filesystem import read_bytes
 from . import jobs
 from .records import Record, Records
 from .servers import binding, script

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot: it looks for a display and keeps figures
 from matplotlib.lines import Line2D
 
-from ...core.config import read_flags
-from ...core.errors import UsageError
+from ...engine.config import read_flags
+from ...engine.errors import UsageError
 from .. import program
 from ..runs import is_number
 from .curves import Curves, X, labels, load, positions

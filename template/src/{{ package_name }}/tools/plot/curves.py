@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ...core.config import read_yaml
-from ...core.errors import UsageError, printable
-from ...core.filesystem import read_lines, read_object
+from ...engine.config import read_yaml
+from ...engine.errors import UsageError, printable
+from ...engine.filesystem import read_lines, read_object
 from ..runs import find_runs, is_number
 
 # Settings that do not change a curve.

@@ -12,10 +12,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import Trial, TrialState
 
-from ...core.config import with_full_paths
-from ...core.errors import UsageError
-from ...core.filesystem import read_lines
-from ...core.ranks.signals import EXIT_CODE, StopRequest
+from ...engine.config import with_full_paths
+from ...engine.errors import UsageError
+from ...engine.filesystem import read_lines
+from ...engine.ranks.signals import EXIT_CODE, StopRequest
 from ...settings import Settings
 from .. import program
 from .results import write

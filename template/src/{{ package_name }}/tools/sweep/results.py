@@ -11,8 +11,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from ...core.config import read_yaml
-from ...core.filesystem import write_atomically
+from ...engine.config import read_yaml
+from ...engine.filesystem import write_atomically
 from ...settings import Settings
 from .trial_locks import run_name
 

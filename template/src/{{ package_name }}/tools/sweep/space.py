@@ -11,8 +11,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from ...core.config import read_yaml
-from ...core.errors import UsageError
+from ...engine.config import read_yaml
+from ...engine.errors import UsageError
 from ...settings import Settings
 
 

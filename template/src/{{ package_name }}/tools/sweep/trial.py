@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import UsageError
-from ...core.ranks.signals import StopRequest
+from ...engine.errors import UsageError
+from ...engine.ranks.signals import StopRequest
 
 
 def run(

@@ -17,10 +17,10 @@ from optuna.distributions import BaseDistribution
 from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ...core.errors import UsageError
-from ...core.filesystem import read_object
-from ...core.output.status import KINDS
-from ...core.ranks.slurm import jobs
+from ...engine.errors import UsageError
+from ...engine.filesystem import read_object
+from ...engine.ranks.slurm_commands import jobs
+from ...engine.run.status import KINDS
 
 Owner = Mapping[str, Any]
 

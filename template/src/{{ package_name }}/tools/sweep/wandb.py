@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...core.errors import UsageError
-from ...core.ranks.signals import EXIT_CODE, StopRequest
+from ...engine.errors import UsageError
+from ...engine.ranks.signals import EXIT_CODE, StopRequest
 from ...settings import Settings
 from .. import program
 from .trial import as_flags, check_launch, run

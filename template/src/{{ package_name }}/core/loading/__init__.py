@@ -1,1 +1,0 @@
-"""Which samples each rank reads, in which order, by which processes."""

@@ -1,1 +1,0 @@
-"""Files of a run folder: its lock, log, metrics, status and provenance."""

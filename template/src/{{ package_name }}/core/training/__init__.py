@@ -1,1 +1,0 @@
-"""Networks, optimizers, a step of the training, and how far it has come."""

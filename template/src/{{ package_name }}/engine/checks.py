@@ -1,0 +1,92 @@
+"""Checks of what model.py and data.py return, and that all ranks were started alike."""
+
+from typing import Any
+
+from torch import Tensor
+
+from .config import Settings
+from .errors import UsageError
+from .ranks.world import World
+
+
+def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
+    """Return what `loss` returned.
+
+    Raises:
+        UsageError: it is not a scalar tensor.
+    """
+    if not isinstance(value, Tensor) or value.dim():
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise UsageError(
+            f"the loss in model.py returned {what!s:.80}: it must be the mean over the batch, "
+            "a tensor of shape ()"
+        )
+    return value
+
+
+def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` returned
+    """Return what `batch_weight` returned, as an int.
+
+    Raises:
+        UsageError: it is not a whole number, or it is negative.
+    """
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    if not isinstance(weight, int | float) or weight % 1 or weight < 0:
+        raise UsageError(
+            f"batch_weight in model.py returned {weight!s:.80}: it must be a whole number, such as "
+            "the number of tokens"
+        )
+    return int(weight)
+
+
+def check_same_settings(settings: Settings, world: World) -> None:
+    """Check that all ranks were started with the same settings.
+
+    Raises:
+        UsageError: on a rank whose settings differ from rank 0's.
+    """
+    mine = settings.as_dict()
+    for name, value in world.broadcast(mine).items():
+        if mine[name] != value:
+            raise UsageError(
+                f"rank {world.rank} has {name} {mine[name]}, but rank 0 has {value}: start all "
+                "ranks with the same flags and the same configs/train.yaml"
+            )
+
+
+def check_datasets(
+    datasets: Any,  # noqa: ANN401 - data.py's own class
+    samples: int | None,
+    settings: Settings,
+    world: World,
+) -> None:
+    """Check that each dataset has samples, and the same number on all ranks.
+
+    Args:
+        datasets: with `validation` and `test`, whose lengths are known.
+        samples: length of the training set, None if it is not known.
+        settings: of the run.
+        world: the ranks.
+
+    Raises:
+        UsageError: on every rank, if a check fails, or if neither the length of the training set
+            nor `max_steps` says when the training ends.
+    """
+    _check_samples("training", samples, world)
+    _check_samples("validation", len(datasets.validation), world)
+    _check_samples("test", len(datasets.test), world)
+    if not samples and not settings.max_steps:
+        raise UsageError("the training set does not say its length: set --max-steps")
+
+
+def _check_samples(name: str, samples: int | None, world: World) -> None:
+    most, fewest = world.maximum([samples or 0, -(samples or 0)])
+    if most != -fewest:
+        raise UsageError(
+            f"the {name} set has {samples} samples on rank {world.rank}, and from {-fewest:.0f} "
+            f"to {most:.0f} on all: data.py must return the same on each, and engine/data shares "
+            "it out"
+        )
+    if samples == 0:
+        raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")

@@ -1,0 +1,1 @@
+"""Which samples each rank reads, in which order, with which loading workers."""

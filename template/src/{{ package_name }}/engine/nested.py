@@ -1,0 +1,68 @@
+"""Batches and predictions of any nesting: tensors in tuples, lists and dictionaries."""
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:  # noqa: ANN401
+    """Return the same nesting with each tensor replaced by what a function makes of it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: map_tensors(function, part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        make = getattr(value, "_make", type(value))  # a named tuple takes its fields one by one
+        return make(map_tensors(function, part) for part in value)
+    return value
+
+
+def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401
+    """Return a batch with its tensors on a device."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def to_cpu(value: Any) -> Any:  # noqa: ANN401
+    """Return a batch or predictions with their tensors on the CPU."""
+    return map_tensors(lambda tensor: tensor.detach().cpu(), value)
+
+
+def length(batch: Any) -> int:  # noqa: ANN401
+    """Return the number of samples in a batch: the rows of its first tensor."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    parts = list(batch.values() if isinstance(batch, Mapping) else batch)
+    nested = [part for part in parts if isinstance(part, Tensor | Mapping | tuple | list)]
+    return length(nested[0]) if nested else len(parts)
+
+
+def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
+    """Yield what a batch of predictions holds of each sample: its row of every tensor.
+
+    Args:
+        value: tensors with a row for each sample; lists with an item for each pass as they are.
+        samples: how many there are.
+    """
+    for number in range(samples):
+        yield map_tensors(itemgetter(number), value)
+
+
+def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN401
+    """Return the number of values in nested dictionaries, lists and tuples.
+
+    One that is at several places counts at each of them.
+    """
+    known = {} if known is None else known
+    if id(value) not in known:
+        parts = value.values() if isinstance(value, dict) else value
+        inside = parts if isinstance(value, dict | list | tuple) else ()
+        known[id(value)] = 1 + sum(count(each, known) for each in inside)
+    return known[id(value)]
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """Return a nesting as JSON has it: tensors as numbers or lists of numbers."""
+    return map_tensors(Tensor.tolist, value)

@@ -1,0 +1,266 @@
+"""A learner's networks and optimizers on this rank: built, distributed, saved and restored."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .checkpoint_files import weights
+from .config import Settings
+from .ema import Average
+from .errors import UsageError
+from .optimizer_state import load_optimizer, options_of
+from .ranks.dtensor import full_tensor
+from .ranks.strategy import Units, distribute
+from .ranks.world import World
+
+log = logging.getLogger(__name__)
+
+
+class Networks:
+    """The networks by name, and their optimizers by name.
+
+    The name of a single network is `network`, and that of a single optimizer `optimizer`.
+
+    Args:
+        built: what the learner's `build` returned, on the CPU.
+        make_optimizers: the learner's `optimizers`.
+        units: the learner's `fsdp_units`.
+        settings: of the run.
+        world: the ranks.
+
+    Attributes:
+        modules: the networks as they were built. Evaluation and checkpoints use these.
+        wrapped: what training calls instead, such as DistributedDataParallel.
+        average: moving averages of the networks, None without `ema`.
+        optimizers: by name.
+        not_initialized: why INIT_FROM was not loaded. It matters only if there is no checkpoint.
+
+    Raises:
+        UsageError: the learner returned something else.
+    """
+
+    def __init__(
+        self,
+        built: nn.Module | dict[str, nn.Module],
+        make_optimizers: Callable[[Any], Optimizer | dict[str, Optimizer]],
+        units: Units,
+        settings: Settings,
+        world: World,
+    ) -> None:
+        self.single = isinstance(built, nn.Module)
+        self.modules: dict[str, nn.Module] = _named("build", built, "network", nn.Module)
+        self.not_initialized: UsageError | None = None
+        try:
+            if settings.init_from:
+                initialize(self.modules, settings.init_from, settings.init_partial)
+        except UsageError as error:
+            self.not_initialized = error
+        freeze(self.modules, settings.freeze)
+        self.average = Average(self.modules, settings.ema) if settings.ema else None
+        self.wrapped = {
+            name: distribute(module, units, settings, world)
+            for name, module in self.modules.items()
+        }
+        for module in self.average.networks.values() if self.average else ():
+            distribute(module, units, settings, world)
+        made = make_optimizers(self.view(self.modules))
+        self.optimizers: dict[str, Optimizer] = _named("optimizers", made, "optimizer", Optimizer)
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+        self.options = {name: options_of(each) for name, each in self.optimizers.items()}
+
+    def view(self, modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
+        """Return modules as the learner knows its networks: one, or a dictionary of several."""
+        return modules["network"] if self.single else dict(modules)
+
+    @property
+    def evaluated(self) -> dict[str, nn.Module]:
+        """The modules that evaluations use: the averages where there are some."""
+        return self.average.networks if self.average else self.modules
+
+    def set_learning_rates(self, factor: float) -> None:
+        """Set the learning rate of each group of parameters: its own, times a factor."""
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the first learning rate as train/lr, and with their names those that differ."""
+        rates: dict[str, float] = {}
+        for name, optimizer in self.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                rate = float(group["lr"])
+                if rate not in rates.values():
+                    rates[f"train/lr/{name}{number}" if rates else "train/lr"] = rate
+        return rates
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of all networks."""
+        for module in self.modules.values():
+            module.zero_grad()
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of them; with FSDP, its tensors are DTensors."""
+        average = self.average.networks if self.average else {}
+        return {
+            "networks": {name: each.state_dict() for name, each in self.modules.items()},
+            "averages": {name: each.state_dict() for name, each in average.items()},
+            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
+            "optimizer_classes": {n: type(each).__name__ for n, each in self.optimizers.items()},
+            "optimizer_options": self.options,
+        }
+
+    def like(self, *key_path: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
+        """Return a tensor with the layout over the ranks that a tensor of the `state_dict` has.
+
+        Args:
+            key_path: of the tensor. None is returned if the networks have no such tensor.
+        """
+        averages = self.average.networks if self.average else {}
+        match key_path:
+            case ("networks", str(name), key) if name in self.modules:
+                return self.modules[name].state_dict().get(key)
+            case ("averages", str(name), key) if name in averages:
+                return averages[name].state_dict().get(key)
+            case ("optimizers", str(name), "state", int(number), _) if name in self.optimizers:
+                groups = self.optimizers[name].param_groups
+                numbered = [each for group in groups for each in group["params"]]
+                return numbered[number] if number < len(numbered) else None
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned.
+
+        Raises:
+            RuntimeError, ValueError: it is of other networks or optimizers.
+            KeyError, TypeError, AttributeError: it is not such a state.
+        """
+        _load_modules(self.modules, state["networks"])
+        if self.average:
+            # A run that had none begins its averages where it is.
+            _load_modules(self.average.networks, state["averages"] or state["networks"])
+        if set(self.optimizers) != set(state["optimizers"]):
+            raise ValueError(f"it has the optimizers {', '.join(state['optimizers'])}")
+        for name, optimizer in self.optimizers.items():
+            load_optimizer(
+                optimizer,
+                state["optimizers"][name],
+                state["optimizer_options"][name],
+                state["optimizer_classes"][name],
+            )
+
+
+def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401
+    """Return what a method of the learner made, by name."""
+    found = {name: made} if isinstance(made, kind) else made
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(each, kind) and isinstance(key, str) for key, each in found.items())
+    ):
+        raise UsageError(
+            f"{method} in model.py returned {type(made).__name__}: return one {kind.__name__}, or "
+            "a dictionary of them by name"
+        )
+    return found
+
+
+def _load_modules(modules: Mapping[str, nn.Module], states: Mapping[str, Any]) -> None:
+    if set(modules) != set(states):
+        raise ValueError(f"it has the networks {', '.join(states)}")
+    for name, module in modules.items():
+        module.load_state_dict(states[name])
+
+
+def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return all parameters by name; of several networks, it begins with the network's."""
+    several = len(modules) > 1
+    return {
+        f"{name}.{key}" if several else key: parameter
+        for name, module in modules.items()
+        for key, parameter in module.named_parameters()
+    }
+
+
+def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
+    """Let parameters keep their values, by patterns of their names such as `backbone.*`.
+
+    Where there are several networks, a name begins with the network's: `teacher.*`.
+
+    Raises:
+        UsageError: a pattern fits no parameter.
+    """
+    names = named_parameters(modules)
+    for pattern in patterns:
+        chosen = [name for name in names if fnmatch(name, pattern)]
+        if not chosen:
+            raise UsageError(
+                f"freeze '{pattern}' fits no parameter: they are named like {next(iter(names), '')}"
+            )
+        log.info("%d parameters are frozen by '%s'", len(chosen), pattern)
+        for name in chosen:
+            names[name].requires_grad_(False)
+
+
+def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> None:
+    """Start from the weights of a run, a checkpoint, or a file of one network's parameters.
+
+    Args:
+        modules: the networks, before they are distributed.
+        source: a run folder, whose best checkpoint is taken; or a file.
+        partial: take what fits by name and shape, instead of refusing what does not.
+
+    Raises:
+        UsageError: there is no such file, or it does not fit.
+    """
+    path, states = weights(Path(source))
+    if len(states) == len(modules) == 1:
+        states = dict(zip(modules, states.values(), strict=True))
+    taken = 0
+    for name, module in modules.items():
+        mine, theirs = module.state_dict(), states.get(name, {})
+        fitting = {
+            key: value
+            for key, value in theirs.items()
+            if key in mine and mine[key].shape == value.shape
+        }
+        left = [key for key in mine if key not in fitting]
+        misfits = [*left, *(key for key in theirs if key not in mine)]
+        taken += len(fitting)
+        if misfits and not partial:
+            raise UsageError(
+                f"init_from {path} does not fit {name} at {', '.join(misfits[:3])}"
+                f"{' and more' if len(misfits) > 3 else ''}: --init-partial takes what fits"
+            )
+        module.load_state_dict(fitting, strict=False)
+        log.info("%s starts from %s: %d of %d tensors", name, path, len(fitting), len(mine))
+        if left:
+            log.info("%s keeps its own initial values of: %s", name, ", ".join(left))
+    if not taken:
+        raise UsageError(f"nothing in init_from {path} fits model.py: is it of another model?")
+
+
+def digest(modules: Mapping[str, nn.Module]) -> str:
+    """Return the SHA-256 of all parameters and buffers; every rank must call this."""
+    tensors = {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        # As bytes: NumPy does not know bf16.
+        content = full_tensor(tensor.detach()).cpu().reshape(-1)
+        found.update(content.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,1 @@
+"""Ranks: how they start, meet, talk and stop; their device; DDP and FSDP."""

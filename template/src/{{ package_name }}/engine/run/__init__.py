@@ -1,0 +1,1 @@
+"""The run folder: its lock, log, metrics, status and provenance."""

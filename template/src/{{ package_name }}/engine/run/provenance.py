@@ -1,0 +1,103 @@
+"""Where a run came from: code, template, packages, machines."""
+
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import without_secrets
+from ..ranks.world import World
+
+log = logging.getLogger(__name__)
+
+ANSWERS = Path(".copier-answers.yml")
+LONGEST_DIFF = 100_000  # characters
+# Values that are assigned to a name like api_key or "token", and have a digit.
+KEYS = r"(?i)((?:key|token|secret|password)[\"']?\s*[:=]\s*[\"']?)(?=\S*\d)[\w+/=-]{16,}"
+
+
+def collect(world: World) -> dict[str, Any]:
+    """Return what is needed to tell how a run came about, as plain values.
+
+    Of the environment only Slurm's and the container's facts are taken: the rest may hold secrets.
+    """
+    diff = without_secrets(re.sub(KEYS, r"\1<secret>", _diff() or ""))
+    if len(diff) > LONGEST_DIFF:
+        diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
+    return {
+        "command": sys.argv,
+        "git": {
+            "commit": _commit(),
+            "changes": _git("status", "--short"),
+            "diff": diff and f"{diff}\n",
+        },
+        "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "packages": _packages(),
+        "platform": platform.platform(),
+        "hostnames": list(dict.fromkeys(world.hostnames)),
+        "world_size": world.size,
+        "launcher": world.launcher,
+        "slurm": {
+            key: value
+            for key, value in sorted(os.environ.items())
+            if key.startswith(("SLURM_JOB", "SLURM_ARRAY", "SLURM_RESTART", "SLURM_CLUSTER"))
+        },
+        # Apptainer says it itself; for pyxis, the batch script does.
+        "container": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("PROJECT_IMAGE"),
+    }
+
+
+def _packages() -> dict[str, str]:
+    # A distribution reads its file again for its name and for its version.
+    found = (each.metadata for each in distributions())
+    return dict(sorted((each["Name"], each["Version"]) for each in found))
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, as the batch script or a release says it: images lack git."""
+    return os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
+
+
+def _diff() -> str | None:
+    """Return the difference between the commit and the code that runs, new files in src/ too."""
+    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
+        # New files are named in a copy of git's index; the index itself stays as it is.
+        index = shutil.copy(_git("rev-parse", "--git-path", "index") or "", folder)
+        _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
+        return _git("diff", "--no-ext-diff", "--no-color", "HEAD", GIT_INDEX_FILE=index)
+    return None
+
+
+def _git(*arguments: str, **env: str) -> str | None:
+    """Return what git prints, None where there is no git or no repository."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+            env={**os.environ, "LC_ALL": "C", **env},
+        )
+    except OSError:
+        return None
+    except subprocess.CalledProcessError as error:
+        if "dubious ownership" in error.stderr and arguments == ("rev-parse", "HEAD"):
+            log.warning(
+                "the commit is not in provenance.json: this folder is another user's, read by git "
+                "only after 'git config --global --add safe.directory %s'",
+                Path.cwd(),
+            )
+        return None
+    return done.stdout.rstrip("\n")

@@ -1,0 +1,101 @@
+"""Runs torchrun: `python -m <package>.engine.torchrun [torchrun's options] -m <package> train`.
+
+It differs from torchrun in four ways:
+- If srun starts it without `--rdzv-endpoint`, the nodes meet on the first node, at a port that
+  depends on the job and the step.
+- It passes USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to every process
+  of a step or to the first one alone. torchrun itself would die of them.
+- After TERM or INT, which it passes on, it gives the ranks time to save.
+- Its exit code is that of the ranks, so that the batch script can tell 75 (stopped, run me again)
+  from a failure.
+"""
+
+import gc
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+
+import psutil
+
+from .errors import LEFT, UsageError, note_failure
+from .ranks.environment import rendezvous_address, srun_step
+
+SAVING_SECONDS = 120
+"""how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
+MEETING_SECONDS = 300
+"""how long nodes wait for the first one; torchrun's 60 are few"""
+
+
+def _pass_on(number: int, _frame: FrameType | None) -> None:
+    """Send a signal to the ranks; to one that Slurm has signalled too, it says nothing new."""
+    for rank in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
+
+
+def _common(codes: set[int]) -> int:
+    """Return the exit code of the ranks, if all say the same, else 1."""
+    return next(iter(codes)) if len(codes) == 1 else 1
+
+
+def run() -> None:
+    """Run torchrun with this process's arguments."""
+    if hasattr(signal, "SIGUSR2"):  # not on Windows
+        signal.signal(signal.SIGUSR1, _pass_on)
+        signal.signal(signal.SIGUSR2, _pass_on)
+    # Until torchrun handles it, Ctrl-C ends this process without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
+        try:
+            sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")
+            # One node may start minutes after another, such as from an image that is not cached.
+            sys.argv.insert(1, f"--rdzv-conf=read_timeout={MEETING_SECONDS}")
+        except UsageError as error:
+            sys.exit(f"error: {error}")
+    # Only now: the import takes a second, in which a signal may come.
+    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import main
+
+    codes: set[int] = set()
+    close = PContext.close
+
+    def close_and_note(
+        context: PContext, death_sig: signal.Signals | None = None, timeout: int = 30
+    ) -> None:
+        close(context, death_sig, max(timeout, SAVING_SECONDS))
+        handlers = getattr(context, "subprocess_handlers", {})
+        codes.update(handler.proc.returncode for handler in handlers.values())
+
+    PContext.close = close_and_note  # type: ignore[method-assign,assignment]
+    code = 0
+    try:
+        main()
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        code = failure.exitcode
+    except SignalException as error:
+        code = _common(codes or {128 + error.sigval})
+    except RendezvousError as error:
+        # Often, the first node's torchrun has left, as its ranks had ended before those of here.
+        code = _common(codes)
+        if not codes:
+            why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
+            here = socket.gethostname()
+            print(f"error: torchrun on {here} can't meet the other nodes: {why}", file=sys.stderr)
+            if not LEFT.search(why):
+                note_failure()
+    # srun sends it when the first node leaves with 75: that must stay our exit code, too.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.freeze()  # at its end, Python would look through all objects of torch's once more
+    # Of a rank that a signal killed, the code is negative: say it as a shell does.
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,138 @@
+"""Experiment trackers behind one interface; one module for each, imported only when used.
+
+To add one, put a module here whose class `Tracker` is a `Backend`, and name it in `trackers`.
+"""
+
+import os
+import pkgutil
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import UsageError
+from ..engine.run.description import Run
+from ..engine.run.status import Status
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+History = dict[str, dict[int, float]]
+"""For each metric its values, by step."""
+OWN = {"dispatch"}  # modules here that are no backends
+VARIABLES = {
+    # Nothing is sent to MLflow's makers, a server that is down is given up within a minute, not
+    # four, and nothing but warnings goes to the log. A request that takes longer is sent again: a
+    # server that is only slow would then start a run twice.
+    "mlflow": {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "25",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    },
+    # W&B gives it a value while it starts, and takes an empty one for none.
+    "wandb": {"WANDB_SERVICE": ""},
+}
+"""Environment variables that a tracker's package reads or adds, with their defaults."""
+
+
+class Backend:
+    """A tracker's side of a run. What it has no place for, it leaves out: such a call does nothing.
+
+    All calls come from one thread, the backend's own (dispatch.py). Slurm's signals are blocked in
+    it, so that they end few of the processes that a backend starts. After a failure, the backend
+    is off for the rest of the attempt.
+
+    Attributes:
+        run_id: what the backend calls the run.
+    """
+
+    run_id: str
+
+    def __init__(self, run: Run) -> None:
+        """Start the run, or go on with the one that `run.run_id` names."""
+        raise NotImplementedError
+
+    def history(self) -> History:
+        """Return the metrics that the run holds, and keeps.
+
+        Asked once, right after the start, of a run that goes on: what is in it is not logged again,
+        what is missing is. A backend that replaces or hides what came after `run.resume_step`
+        leaves that out.
+        """
+        return {}
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Record numbers of a step; time is when they were measured, in seconds since 1970."""
+        raise NotImplementedError
+
+    def log_image(self, name: str, image: "np.ndarray", step: int) -> None:
+        """Record a picture: uint8, of shape (height, width, 3)."""
+
+    def log_histogram(self, name: str, values: "np.ndarray", step: int) -> None:
+        """Record how values are distributed: float, of shape (number of values,)."""
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Record a text, such as the log; a later one of the same name takes its place."""
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Record where the run's best checkpoint lies; it is not copied."""
+
+    def log_model(
+        self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int
+    ) -> None:
+        """Put a network into the registry of models.
+
+        Args:
+            network: in evaluation mode, on the CPU.
+            example: the arguments of its forward, on the CPU.
+            name: of the model in the registry.
+        """
+
+    def flush(self) -> None:
+        """Make everything logged so far outlive the process; called at each checkpoint."""
+
+    def finish(self, status: Status, error: str | None) -> None:
+        """Close the run; error is the line that says why it failed."""
+
+
+def available() -> list[str]:
+    """Return the names of the trackers that this project has."""
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - OWN)
+
+
+def set_variables(name: str) -> None:
+    """Set the tracker's environment variables that are not set, before any thread is started.
+
+    The C library moves the environment when a variable is added. Up to glibc 2.40, another thread
+    that reads a variable at that moment may crash the process: each line of the log reads TZ.
+    """
+    for variable, value in VARIABLES.get(name, {}).items():
+        os.environ.setdefault(variable, value)
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of a tracker, whose `Tracker` is its `Backend`."""
+    set_variables(name)
+    return import_module(f".{name}", __package__)
+
+
+def select(names: Sequence[str]) -> list[str]:
+    """Return the trackers to use; `none` silences all.
+
+    Raises:
+        UsageError: a name that this project has no tracker for.
+    """
+    if list(names) == ["none"]:
+        return []
+    for name in names:
+        if name not in available():
+            raise UsageError(
+                f"unknown tracker '{name}': this project has {', '.join(available()) or 'none'}; "
+                "give names with spaces between, or 'none' alone, for no tracker"
+            )
+    return list(dict.fromkeys(names))

@@ -1,0 +1,242 @@
+"""Aim: a repository for each experiment, or the server that AIM_REPO names (aim://HOST:PORT).
+
+A repository has a RocksDB for each run, which only the run's own process writes, and one SQLite for
+names, experiments and tags, which all runs of the experiment share. Both need working POSIX locks:
+on a file system without them (Lustre mounted without `flock`, old NFS) Aim can't open a repository.
+Where locks exist but can't be relied on, the lock file below keeps runs that start at once apart;
+not covered is what people do to a repository meanwhile, in Aim's UI or with its commands. A server
+(`aim server`, on one machine, the repository on its local disk) has none of these limits.
+"""
+
+import json
+import logging
+import os
+import time as clock
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import aim
+import numpy as np
+from aim.ext.cleanup import AutoClean
+from aim.ext.resource.log import LogLine
+from aim.sdk.objects.artifact import Artifact
+from aim.storage.hashing import hash_auto
+from filelock import SoftFileLock, Timeout
+
+from ..engine.run.status import Status, StatusFile
+from . import Backend, History, Run
+
+logging.getLogger("aim").setLevel(logging.WARNING)
+# It would say at each resume that it takes over the lock of the attempt before.
+logging.getLogger("aim.sdk.lock_manager").setLevel(logging.ERROR)
+# At exit Aim closes what is open, and waits for ever for a server that is gone. finish() closes.
+AutoClean._registered_with_atexit = True
+# What nobody holds any more Aim closes too, and waits as well: hold it until finish().
+_open: "set[aim.Run]" = set()
+
+STALE_SECONDS = 120  # after which a lock file is of a process that died on another machine
+
+
+class Tracker(Backend):
+    """A run in Aim; a step that is logged again replaces the first.
+
+    Attributes of the run, for Aim's search: `run.settings.lr`, `run.provenance.git.commit`,
+    `run.status`, `run.error`, `run.rank`, `run.directory` (the same for all ranks of a run),
+    `run.checkpoint.path`. The page "Logs" has the log, "Artifacts" the best checkpoint.
+    """
+
+    def __init__(self, run: Run) -> None:
+        repo = opened(run)
+        # A run that someone deleted, or that is in another repository, starts again from nothing.
+        known = run.run_id if run.run_id and repo.run_exists(run.run_id) else None
+        shared = None if known or repo.is_remote_repo else Path(repo.path)
+        with alone(shared) if shared else nullcontext():
+            self.run = aim.Run(
+                run_hash=known,
+                force_resume=known is not None,
+                repo=repo,
+                experiment=None if known else run.experiment,
+                # These would store the environment, with whatever secrets it has, and the terminal.
+                log_system_params=False,
+                capture_terminal_logs=False,
+                system_tracking_interval=None,
+            )
+            _open.add(self.run)
+            if not known:
+                self.run.name = run.name
+                for tag in run.tags:
+                    self.run.add_tag(tag)
+        self.run_id = self.run.hash
+        self.resume_step = run.resume_step
+        self.last, self.longest = clock.time(), 0.0
+        # Each package as an attribute of its own would be a column of Aim's table.
+        packages = [f"{name}=={v}" for name, v in run.provenance.get("packages", {}).items()]
+        attributes = {
+            "settings": run.settings,
+            "provenance": {**run.provenance, "packages": packages},
+            "directory": str(run.directory),
+            "rank": run.rank,
+            "main_run": run.main_id if run.rank else self.run_id,
+            "status": "running",
+            "error": None,
+        }
+        for name, value in attributes.items():
+            self.run[name] = json.loads(json.dumps(value, default=str))
+
+    def history(self) -> History:
+        """Return what earlier attempts left; what came after the step to go on from is deleted."""
+        held: History = {}
+        for context, traces in self.run.meta_run_tree.get("traces", {}).items():
+            for name, trace in traces.items():
+                if trace["version"] != 2:  # no metric
+                    continue
+                series = self.run.series_run_trees[2].subtree((context, name))
+                values = dict(series.subtree("val").items())
+                steps = dict(series.subtree("step").items())
+                # A kill can fall between the two, and Aim would pair the one with another step.
+                for key in values.keys() ^ steps.keys():
+                    for part in ("val", "step", "epoch", "time"):
+                        del series[part, key]
+                each = {step: values[key] for key, step in steps.items() if key in values}
+                held[name] = {step: each[step] for step in each if step <= self.resume_step}
+                for step in each.keys() - held[name].keys():
+                    for part in ("val", "step", "epoch", "time"):
+                        del series[part, hash_auto(step)]
+                if trace["last_step"] > self.resume_step:
+                    self._correct(context, name, held[name])
+        return held
+
+    def _correct(self, context: int, name: str, values: dict[int, float]) -> None:
+        """Make what Aim keeps about a metric agree with its values again."""
+        known = self.run._tracker.sequence_infos[context, name]
+        known.count = max(values, default=-1) + 1
+        known.min = min(values.values(), default=float("inf"))
+        known.max = max(values.values(), default=float("-inf"))
+        if not values:
+            del self.run.meta_run_tree["traces", context, name]
+            del self.run.meta_run_tree["typed_traces", "metric", context, name]
+            return
+        trace = self.run.meta_run_tree.subtree(("traces", context, name))
+        trace["last_step"], trace["last"] = max(values), values[max(values)]
+        trace["min"], trace["max"] = known.min, known.max
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Record each metric, and tell Aim's watcher until when the next are due."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        # run.track() would take the time of the call.
+        self.run._tracker._track(numbers, time, step=step)
+        now = clock.time()
+        self.longest, self.last = max(self.longest, now - self.last), now
+        self.run.report_progress(
+            expect_next_in=int(max(StatusFile.SILENCE_LIMIT, 5 * self.longest))
+        )
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Record a picture."""
+        self.run.track(aim.Image(image), name=name, step=step)
+
+    def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
+        """Record how the finite values are distributed."""
+        finite = values[np.isfinite(values)].astype(float)
+        if finite.size:
+            self.run.track(aim.Distribution(finite), name=name, step=step)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Record the log by lines, as Aim's page of logs shows it, and another text as a whole."""
+        if name != "log":
+            self.run.track(aim.Text(text), name=name, step=0)
+            return
+        for number, line in enumerate(text.splitlines()):
+            self.run.track(LogLine(line), name="logs", step=number)
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Record the path, as an attribute and as an artifact that lies where the file does."""
+        self.run["checkpoint"] = {"path": str(path), "step": step}
+        # run.log_artifact() would copy the file; its entry alone is all that Aim reads.
+        entry = Artifact(str(path), uri=path.parent.absolute().as_uri(), name=path.name)
+        self.run.meta_run_tree.subtree("artifacts")[path.name] = entry
+
+    def flush(self) -> None:
+        """Wait until a server has everything; a repository of files has it at once."""
+        with suppress(ConnectionError):  # one that is back before the end gets it then
+            self._wait_for_server()
+
+    def _wait_for_server(self) -> None:
+        client = self.run.repo._client
+        if client:
+            try:
+                client.client_heartbeat()
+            except OSError:
+                raise ConnectionError("the Aim server of AIM_REPO does not answer") from None
+            client.get_queue().wait_for_finish()
+
+    def finish(self, status: Status, error: str | None) -> None:
+        """Note how the run ended, also for Aim's watcher, and close it."""
+        self._wait_for_server()
+        self.run["status"] = status
+        self.run["error"] = error
+        if status == "finished":
+            self.run.report_successful_finish()
+        elif status == "preempted":
+            self.run.log_warning("stopped, and goes on when its job is started again")
+            self.run.report_progress(expect_next_in=0, block=True)  # whenever that is
+        else:
+            self.run.log_error(error or "failed")
+            self.run.report_progress(expect_next_in=1, block=True)  # overdue at once
+        self.run.close()
+        _open.discard(self.run)
+
+
+def opened(run: Run) -> aim.Repo:
+    """Return the repository that AIM_REPO names, a folder or a server, or else the experiment's.
+
+    Raises:
+        RuntimeError: the server does not answer.
+    """
+    address = os.environ.get("AIM_REPO")
+    if not address:
+        return aim.Repo.from_path(repository(run.store))
+    try:
+        return aim.Repo.from_path(address)
+    except Exception as error:  # its causes would fill a screen
+        raise RuntimeError(f"can't open what AIM_REPO names: {error}") from None
+
+
+def repository(root: Path) -> str:
+    """Return the folder with Aim's repository; make the repository where there is none yet.
+
+    It is made elsewhere and then moved into place: of several jobs that start at once one wins,
+    and none sees half of it.
+    """
+    if not (root / ".aim").exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=root, prefix=".aim-") as fresh:
+            aim.Repo.from_path(fresh, init=True).close()
+            with suppress(OSError):  # another job was first
+                Path(fresh, ".aim").rename(root / ".aim")
+    return str(root)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time start a run in a repository.
+
+    The lock is a file that only one can create, which holds on shared file systems too. Of a holder
+    that died on this machine, `filelock` removes the file; of one elsewhere, its age tells.
+    """
+    ours = folder / "new_run.lock"
+    lock = SoftFileLock(ours)
+    while not lock.is_locked:
+        # Whoever held Aim's own lock, which is of the same kind, held ours.
+        for path in (ours, folder / "locks" / "structured_db_lock"):
+            with suppress(OSError):
+                if clock.time() - path.stat().st_mtime > STALE_SECONDS:
+                    path.unlink()
+        with suppress(Timeout):
+            lock.acquire(timeout=10)
+    try:
+        yield
+    finally:
+        lock.release()

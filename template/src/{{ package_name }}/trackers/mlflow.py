@@ -1,0 +1,321 @@
+"""MLflow: a database in the experiment's folder, or the server that MLFLOW_TRACKING_URI names."""
+
+import getpass
+import logging
+import os
+import shutil
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from filelock import SoftFileLock, Timeout
+from mlflow import MlflowClient, MlflowException
+from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+from ..engine.errors import without_secrets
+from ..engine.filesystem import open_regular
+from ..engine.nested import length, map_tensors
+from ..engine.run.status import Status
+from . import Backend, History, Run
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mlflow.entities import Run as Found
+    from torch import nn
+
+log = logging.getLogger(__name__)
+
+SQLITE = "sqlite:///"
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
+LONGEST = 5000  # characters that MLflow takes as the value of a parameter or tag, and some less
+STALE = 60  # seconds after which a lock that nobody gave back is taken for a dead process's
+
+
+class Tracker(Backend):
+    """A run in MLflow; where all ranks are tracked, the others' are below rank 0's.
+
+    Metrics are sent together, every few seconds: one at a time takes milliseconds. What came after
+    the step that a run goes on from is removed from a database of our own. A server removes
+    nothing: there, the first value of a step stays. MLflow has no place for histograms.
+    """
+
+    SECONDS, METRICS = 10, 500  # after which metrics are sent
+    MOST = 1000  # metrics that MLflow takes at once
+
+    def __init__(self, run: Run) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or database(run.store)
+        file = Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
+        lock = partial(locked, file.with_name(f"{file.name}.lock")) if file else nullcontext
+        with lock():
+            self.client: Any = _Careful(MlflowClient(uri), lock)
+        self.waiting: list[Metric] = []
+        self.sent = monotonic()
+
+        if before := self._found(run.run_id):
+            self.run_id, self.experiment = before.info.run_id, before.info.experiment_id
+            self.client.update_run(self.run_id, "RUNNING")
+            if "error" in before.data.tags:
+                self.client.delete_tag(self.run_id, "error")
+            if file:
+                with lock():
+                    _forget(file, self.run_id, run.resume_step)
+        else:
+            artifacts = (file.parent / "mlartifacts").as_uri() if file else None
+            self.experiment = self._experiment(run.experiment, artifacts)
+            new = self.client.create_run(self.experiment, run_name=run.name, tags=_facts(run))
+            self.run_id = new.info.run_id
+            run.started(self.run_id)
+        self._describe(run, before)
+
+    def _found(self, run_id: str | None) -> "Found | None":
+        """Return a run, None if it was deleted or is of another server."""
+        try:
+            found = self.client.get_run(run_id) if run_id else None
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return found if found and found.info.lifecycle_stage == "active" else None
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        """Return the id of the experiment, made if need be."""
+        if not (found := self.client.get_experiment_by_name(name)):
+            try:
+                return self.client.create_experiment(name, artifacts)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            found = self.client.get_experiment_by_name(name)  # another job was first
+        return found.experiment_id
+
+    def _describe(self, run: Run, before: "Found | None") -> None:
+        """Record settings and provenance, which may be others than at the attempt before."""
+        settings = {name: str(value)[:LONGEST] for name, value in run.settings.items()}
+        known, said = (before.data.params, before.data.tags) if before else ({}, {})
+        params = [Param(name, value) for name, value in settings.items() if name not in known]
+        tags = _facts(run)
+        for name, value in settings.items():
+            # MLflow refuses to change a parameter, so a tag says what it is now.
+            if known.get(name, value) != value or f"now.{name}" in said:
+                tags[f"now.{name}"] = value
+        self.client.log_batch(
+            self.run_id, params=params, tags=[RunTag(name, value) for name, value in tags.items()]
+        )
+        self.client.log_dict(self.run_id, dict(run.settings), "config.yaml")
+        self.client.log_dict(self.run_id, dict(run.provenance), "provenance.json")
+
+    def history(self) -> History:
+        """Return all that the run holds."""
+        return {
+            name: {
+                each.step: each.value for each in self.client.get_metric_history(self.run_id, name)
+            }
+            for name in self.client.get_run(self.run_id).data.metrics
+        }
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Take note of the metrics, and send what has waited long enough."""
+        self.waiting += [
+            Metric(name, value, round(time * 1000), step) for name, value in metrics.items()
+        ]
+        if monotonic() - self.sent > self.SECONDS or len(self.waiting) > self.METRICS:
+            self.flush()
+
+    def log_image(self, name: str, image: "np.ndarray", step: int) -> None:
+        """Record a picture; one that is there from an earlier attempt stays."""
+        stem = f"images/{name.replace('/', '~')}+step+{step}+"
+        there = self.client.list_artifacts(self.run_id, "images")
+        if not any(each.path.startswith(stem) for each in there):
+            self.client.log_image(self.run_id, image, key=name, step=step)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Record a text as a file."""
+        self.client.log_text(self.run_id, text, f"{name}.txt")
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Note the path."""
+        self.client.set_tag(self.run_id, "checkpoint", str(path.absolute()))
+
+    def log_model(
+        self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int | None = None
+    ) -> None:
+        """Put a network into the registry, as a new version of the model, with its signature."""
+        if len(example) != 1 or isinstance(network, dict):
+            log.warning("MLflow's registry takes one network of one input: nothing is registered")
+            return
+        with TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            _save(network, example[0], folder)
+            model = self.client.create_logged_model(self.experiment, name, self.run_id)
+            self.client.log_model_artifacts(model.model_id, str(folder))
+        self.client.finalize_logged_model(model.model_id, "READY")
+        self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step or 0)])
+        try:
+            self.client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        self.client.create_model_version(
+            name,
+            model.artifact_location,
+            self.run_id,
+            tags={"run": self.run_id} | ({} if step is None else {"step": step}),
+            model_id=model.model_id,
+        )
+
+    def flush(self) -> None:
+        """Send what is waiting."""
+        while self.waiting:
+            self.client.log_batch(self.run_id, self.waiting[: self.MOST])
+            del self.waiting[: self.MOST]
+        self.sent = monotonic()
+
+    def finish(self, status: Status, error: str | None) -> None:
+        """Send what is waiting, and note how the run ended."""
+        self.flush()
+        if error:
+            self.client.set_tag(self.run_id, "error", error[:LONGEST])
+        self.client.set_tag(self.run_id, "status", status)
+        self.client.set_terminated(self.run_id, STATUS[status])
+
+
+class _Careful:
+    """A client that holds a lock during each of its calls."""
+
+    def __init__(self, client: MlflowClient, lock: Callable[[], AbstractContextManager]) -> None:
+        self.client, self.lock = client, lock
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - what the method takes
+            with self.lock():
+                return method(*arguments, **named)
+
+        return call
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that keeps out processes on all nodes, if only while a file lies there.
+
+    SQLite's own locks do nothing on some shared file systems. These hold everywhere, but a process
+    that dies leaves its lock behind: one that nobody gives back is removed after STALE seconds.
+    """
+    lock = SoftFileLock(str(path), timeout=1)
+    holder, since = None, monotonic()
+    while not lock.is_locked:
+        try:
+            lock.acquire()
+        except Timeout:
+            with suppress(FileNotFoundError), open_regular(path) as file:
+                status = os.fstat(file.fileno())
+                if holder != (found := (status.st_ino, status.st_mtime_ns)):
+                    holder, since = found, monotonic()
+                elif monotonic() - since > STALE:
+                    path.unlink()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def database(root: Path) -> str:
+    """Return the URI of the SQLite file in a folder; make the file where there is none yet.
+
+    It is made elsewhere and then linked into place: of several jobs that start at once one wins,
+    and none sees half of it.
+    """
+    file = root.absolute() / "mlflow.db"
+    if not file.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        # Where it can't be made, that is what must be said, not what is left of it.
+        with TemporaryDirectory(dir=root, prefix=".mlflow-", ignore_cleanup_errors=True) as folder:
+            fresh = Path(folder, "mlflow.db")
+            artifacts = (root.absolute() / "mlartifacts").as_uri()
+            SqlAlchemyStore(f"{SQLITE}{fresh}", artifacts).engine.dispose()
+            with suppress(FileExistsError):  # another job was first
+                os.link(fresh, file)
+    return f"{SQLITE}{file}"
+
+
+def _forget(file: Path, run_id: str, step: int) -> None:
+    """Remove what a run logged after a step, which comes again. MLflow itself can't do that."""
+    with closing(sqlite3.connect(file, timeout=20)) as connection, connection:
+        for table in ("metrics", "latest_metrics"):
+            connection.execute(
+                f"DELETE FROM {table} WHERE run_uuid = ? AND step > ?", (run_id, step)
+            )
+        # In SQLite, the other columns are those of the row that has the largest step.
+        connection.execute(
+            "INSERT OR IGNORE INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) "
+            "SELECT key, value, timestamp, MAX(step), is_nan, run_uuid FROM metrics "
+            "WHERE run_uuid = ? GROUP BY key",
+            (run_id,),
+        )
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return a run's tags: MLflow's own names where it has some."""
+    facts = run.provenance
+    git, template, slurm = (facts.get(name) or {} for name in ("git", "template", "slurm"))
+    tags = {
+        "status": "running",
+        "tags": " ".join(run.tags),
+        "rank": run.rank,
+        "run_dir": run.directory,
+        "world_size": facts.get("world_size"),
+        "hostnames": " ".join(facts.get("hostnames", ())),
+        "slurm.job": slurm.get("SLURM_JOB_ID"),
+        "template.commit": template.get("_commit"),
+        "git.changes": git.get("changes"),
+        "mlflow.source.git.commit": git.get("commit"),
+        "mlflow.source.name": " ".join(facts.get("command", ())),
+        "mlflow.source.type": "JOB" if slurm else "LOCAL",
+        "mlflow.parentRunId": run.main_id if run.rank else None,
+    }
+    with suppress(KeyError, OSError):  # containers may not know their user
+        tags["mlflow.user"] = getpass.getuser()
+    return {name: str(value)[:LONGEST] for name, value in tags.items() if value not in (None, "")}
+
+
+def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: ANN401 - of any nesting
+    """Save a network with its signature, as a graph that loads without this project's code.
+
+    One that can't be exported as a graph is pickled, with the code beside it.
+    """
+    import mlflow.pytorch
+    import torch
+    from mlflow.models import infer_signature
+
+    if length(example) == 1:  # from a batch of one, the graph would take no other
+        example = map_tensors(lambda tensor: torch.cat([tensor, tensor]), example)
+    with torch.no_grad():
+        outputs = network(example)
+    inputs, outputs = map_tensors(torch.Tensor.numpy, (example, outputs))
+    save = partial(
+        mlflow.pytorch.save_model,
+        network,
+        folder,
+        signature=infer_signature(inputs, outputs),
+        input_example=inputs,
+    )
+    # torch.export's, which says nothing about a network on the CPU.
+    warnings.filterwarnings("ignore", "No complete tensor found")
+    versions = {each.__name__: str(each.__version__) for each in (mlflow, torch)}
+    needed = [f"{name}=={version.partition('+')[0]}" for name, version in versions.items()]
+    try:
+        save(serialization_format="pt2", pip_requirements=needed)
+    except Exception as error:  # torch.export does not say what it raises
+        reason = without_secrets(str(error) or type(error).__name__).splitlines()[0]
+        log.warning("the network can't be exported as a graph, so it is pickled: %s", reason)
+        shutil.rmtree(folder, ignore_errors=True)
+        # What the code needs MLflow finds out by itself.
+        save(serialization_format="pickle", code_paths=[str(Path(__file__).parents[1])])

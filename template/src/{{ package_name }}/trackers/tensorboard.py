@@ -1,0 +1,95 @@
+"""TensorBoard: event files in the run's folder; `tensorboard --logdir runs` shows them."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from ..engine.run.status import Status
+from . import Backend, History, Run
+
+# Its reader tells of every file that it opens.
+logging.getLogger("tensorboard").setLevel(logging.ERROR)
+
+
+class Tracker(Backend):
+    """A run as event files in `RUN_DIR/tensorboard`; other ranks' in folders below it."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder = run.directory / "tensorboard"
+        if run.rank:
+            self.folder /= f"rank{run.rank}"
+        self.run_id = str(self.folder)
+        # What an interrupted run wrote after its last checkpoint comes again: hide the first.
+        purge = run.resume_step + 1 if run.run_id else None
+        put_first(self.folder)
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge)
+        self.step = run.resume_step
+        if not run.run_id:
+            settings = {**run.settings, "tags": list(run.tags), "experiment": run.experiment}
+            self.log_text("settings", fenced(yaml.safe_dump(settings, sort_keys=False)), 0)
+            self.log_text("provenance", fenced(json.dumps(run.provenance, indent=2)), 0)
+
+    def history(self) -> History:
+        """Return what earlier attempts left, without what is hidden."""
+        self.writer.flush()
+        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0}).Reload()
+        return {
+            name: {event.step: event.value for event in events.Scalars(name)}
+            for name in events.Tags()["scalars"]
+        }
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Write a scalar for each metric."""
+        self.step = max(self.step, step)
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step, walltime=time)
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Write a picture."""
+        self.writer.add_image(name, image, step, dataformats="HWC")
+
+    def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
+        """Write a histogram."""
+        self.writer.add_histogram(name, values, step)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Write a text, whose lines stay lines."""
+        self.writer.add_text(name, text if text.startswith("```") else fenced(text), step)
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Write the path."""
+        self.writer.add_text("checkpoint", str(path), step)
+
+    def flush(self) -> None:
+        """Write what is buffered to the file."""
+        self.writer.flush()
+
+    def finish(self, status: Status, error: str | None) -> None:
+        """Note how the run ended, and close the file."""
+        self.writer.add_text("status", f"{status}: {error}" if error else status, self.step)
+        self.writer.close()
+
+
+def put_first(folder: Path) -> None:
+    """Rename what earlier attempts left, if a new file would not be the last by its name.
+
+    TensorBoard reads in the order of names, and a name begins with the time at which the file was
+    made: by a clock that was ahead of this one, perhaps.
+    """
+    start = "events.out.tfevents."
+    files = sorted(folder.glob(f"{start}*"))
+    if files and files[-1].name >= f"{start}{int(time.time()):010}":
+        for path in files:
+            path.rename(path.with_name(path.name.replace(start, f"{start}0000000000.", 1)))
+
+
+def fenced(text: str) -> str:
+    """Return a text that TensorBoard shows line by line: it reads Markdown."""
+    return f"```\n{text.rstrip()}\n```"

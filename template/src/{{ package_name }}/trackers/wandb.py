@@ -1,0 +1,169 @@
+"""Weights & Biases: online where a server is meant, else files that `sync` sends later."""
+
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import wandb
+
+from ..engine.errors import without_secrets
+from ..engine.run.status import Status
+from . import Backend, History, Run
+
+log = logging.getLogger(__name__)
+
+SECONDS = 30  # that the server has to answer
+
+
+class Tracker(Backend):
+    """A run of the project that WANDB_PROJECT names, else of this package's own.
+
+    Offline, each attempt of a run leaves a folder of its own under `RUN_DIR/wandb`; one
+    `wandb sync` of them all joins them. W&B takes nothing back: where a resumed run repeats steps,
+    the first values stay. System metrics and what the job prints are W&B's own affair.
+    """
+
+    def __init__(self, run: Run) -> None:
+        if wandb.run:
+            # Its own process has gone, as after a signal of Slurm's to all processes of the job.
+            with suppress(Exception):
+                wandb.teardown()
+        self.directory = run.directory
+        # Without these, wandb would ask for a key; most compute nodes have no internet anyway.
+        online = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_SWEEP_ID")
+        start = partial(
+            wandb.init,
+            project=os.environ.get("WANDB_PROJECT") or __name__.partition(".")[0],
+            group=run.experiment,
+            job_type=f"rank{run.rank}" if run.rank else None,
+            name=run.name,
+            tags=list(run.tags),
+            config={**run.settings, "provenance": run.provenance},
+            # Of its own for each rank: their folders are named by the second.
+            dir=run.directory / f"wandb-rank{run.rank}" if run.rank else run.directory,
+            # A sweep's agent chooses rank 0's id, by WANDB_RUN_ID.
+            id=run.run_id or (secrets.token_hex(4) if run.rank else None),
+            resume="allow",
+            settings=wandb.Settings(
+                init_timeout=SECONDS,
+                quiet=not online,  # it would tell how to sync, by itself
+                # What is not in the file yet is lost with the process; the default is 15 seconds.
+                x_transaction_log_flush_interval=1,
+            ),
+        )
+        if run.rank:
+            (run.directory / f"wandb-rank{run.rank}").mkdir(exist_ok=True)
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
+        if mode == "offline" and not online:
+            log.info("W&B: WANDB_API_KEY is not set, so this run is offline; sync sends it later")
+        try:
+            self.run = start(mode=mode)
+        except wandb.errors.Error as error:  # out of reach, or no valid key
+            log.warning(
+                "W&B can't be used (%s), so this run is offline; 'python -m %s sync %s' sends "
+                "it later",
+                without_secrets(str(error)).splitlines()[0],
+                __name__.partition(".")[0],
+                run.directory,
+            )
+            self.run = start(mode="offline")
+        self.run_id = self.run.id
+        self.rank = run.rank
+        # W&B's own step can't go back to that of a checkpoint.
+        self.run.define_metric("*", step_metric="trainer/step")
+
+    def history(self) -> History:
+        """Return what earlier attempts left in their files."""
+        folder = self.directory / (f"wandb-rank{self.rank}" if self.rank else "") / "wandb"
+        held: History = {}
+        for attempt in sorted(folder.glob("*run-*")):
+            if attempt.resolve() == Path(self.run.dir).parent.resolve():
+                continue
+            for row in rows(attempt):
+                step = row.pop("trainer/step", None)
+                for name, value in row.items():
+                    if step is not None and isinstance(value, int | float):
+                        held.setdefault(name, {})[int(step)] = value
+        return held
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Record the metrics together with their step."""
+        self.run.log({**metrics, "trainer/step": step})
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Record a picture."""
+        self.run.log({name: wandb.Image(image), "trainer/step": step})
+
+    def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
+        """Record a histogram."""
+        histogram = wandb.Histogram(np_histogram=np.histogram(values, bins=64))
+        self.run.log({name: histogram, "trainer/step": step})
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Keep the text as a file of the run."""
+        path = Path(self.run.dir) / f"{name}.txt"
+        path.write_text(text, encoding="utf-8")
+        self.run.save(str(path), base_path=self.run.dir, policy="now")
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Record an artifact that refers to the checkpoint."""
+        artifact = wandb.Artifact(f"checkpoint-{self.run_id}", "model", metadata={"step": step})
+        artifact.add_reference(path.absolute().as_uri(), checksum=False)
+        self.run.log_artifact(artifact)
+
+    def finish(self, status: Status, error: str | None) -> None:
+        """Close the run; only a finished one counts as a success."""
+        self.run.summary["status"] = status
+        if status == "preempted" and os.environ.get("WANDB_SWEEP_ID"):
+            # So that the sweep hands the trial out again.
+            self.run.mark_preempting()
+        if error:
+            self.run.summary["error"] = error
+        self.run.finish(exit_code=0 if status == "finished" else 1)
+
+
+def sync(directory: Path) -> bool:
+    """Send the files of all attempts of a run; return False if there are none.
+
+    Raises:
+        RuntimeError: there is no key, W&B can't be reached, or the run is another user's.
+    """
+    attempts = sorted(str(path) for path in directory.glob("wandb*/*run-*") if path.is_dir())
+    attempts += sorted(str(path) for path in directory.glob("wandb-rank*/wandb/*run-*"))
+    if not attempts:
+        return False
+    if any(os.lstat(attempt).st_uid != os.getuid() for attempt in attempts):
+        raise RuntimeError("W&B sends the files that another user's run names: let its owner sync")
+    if not os.environ.get("WANDB_API_KEY"):
+        raise RuntimeError("WANDB_API_KEY is not set: put it into .env")
+    command = [sys.executable, "-m", "wandb", "sync", *attempts]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    for line in done.stdout.splitlines():
+        log.info("%s", line)
+    if done.returncode:
+        raise RuntimeError(f"wandb sync ended with exit code {done.returncode}")
+    return True
+
+
+def rows(attempt: Path) -> list[dict]:
+    """Return what an attempt logged, by W&B's own reader; nothing where that fails."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(attempt)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [record["history"]["item"] for record in records if record["type"] == "history"]
