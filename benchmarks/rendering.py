@@ -23,7 +23,7 @@ def measure(_setting: Setting, repeats: int) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ours, plain, cookie = (folder / name for name in ("ours", "plain", "cookie"))
-        for name in ("hooks", "template"):
+        for name in ("examples", "hooks", "template"):
             shutil.copytree(REPOSITORY / name, ours / name)
         shutil.copy(REPOSITORY / "copier.yml", ours)
         ignored = shutil.ignore_patterns(".git", "__pycache__")

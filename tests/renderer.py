@@ -55,7 +55,7 @@ def copy_template(folder: Path) -> Path:
     """Copy the template as it stands in the working tree, without its history."""
     folder.mkdir(parents=True)
     shutil.copy(TEMPLATE / "copier.yml", folder)
-    for name in ("hooks", "template"):
+    for name in ("examples", "hooks", "template"):
         ignored = shutil.ignore_patterns("__pycache__", ".ruff_cache")
         shutil.copytree(TEMPLATE / name, folder / name, ignore=ignored)
     return folder

@@ -13,7 +13,6 @@ place, as git does. An edited file that was split, merged with others, or remove
 concerns. TABLE, beside this file, says what moved.
 """
 
-import re
 import shutil
 import subprocess
 import sys
@@ -84,8 +83,7 @@ def _of_template(package: str) -> set[str]:
     """Return the paths that the new version may render, with any answers."""
     root = Path(__file__).parents[2] / "template"
     paths = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-    shown = (re.sub(r"^{{.*?}}/", "", path).removesuffix(".jinja") for path in paths)
-    return {path.replace("{{ package_name }}", package) for path in shown}
+    return {path.removesuffix(".jinja").replace("{{ package_name }}", package) for path in paths}
 
 
 def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:

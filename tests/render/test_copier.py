@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from renderer import QUESTIONNAIRE, Renderer, read
+from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer, read
 from variants import SAMPLES, TRACKERS, settle
 
 FULL = settle(
@@ -57,6 +57,17 @@ def test_the_fast_renderer_equals_stock_copier(
 ) -> None:
     copy(tool, template, tmp_path / "project", **answers)
     assert read(tmp_path / "project") == render(answers)
+
+
+@pytest.mark.parametrize("example", QUESTIONS["example"]["choices"].values())
+def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: str) -> None:
+    """It is included through Jinja, which would take `{{` in it for its own."""
+    project = render({"example": example, "package_name": "demo"})
+    sources = list((TEMPLATE / "examples" / example).glob("*.py"))
+    assert len(sources) == 5
+    for source in sources:
+        folder = "tests" if source.name == "test_learns.py" else "src/demo"
+        assert project[f"{folder}/{source.name}"] == source.read_text("utf-8"), source
 
 
 def test_a_tagged_repository_is_copied_without_trust(

@@ -71,8 +71,7 @@ def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_
     picture = Path(PICTURE or tmp_path / "run.png").absolute()
     length, before = ("--epochs=5", 600) if PICTURE else ("--max-steps=400", 50)
     if PICTURE:  # of the network as it is rendered
-        (model,) = (TEMPLATE / "template").glob("*'digits'*/src/*/model.py")
-        shutil.copy(model, project.root / "src/demo/model.py")
+        shutil.copy(TEMPLATE / "examples/digits/model.py", project.root / "src/demo/model.py")
     for name in ("uninterrupted", "preempted") if PICTURE else ("preempted",):
         flags = (*digits, length, "--batch-size=64", "--log-every=10")
         job = project.sbatch("slurm/train_cpu.sbatch", *flags)

@@ -10,8 +10,6 @@ from renderer import cached
 
 # What git wants to know of a user, in the environment.
 IDENTITY = {"GIT_AUTHOR_NAME": "Test", "GIT_COMMITTER_NAME": "Test", "EMAIL": "test@example.org"}
-# What the template has of its default example.
-DIGITS = "template/{{ '.' if example == 'digits' }}"
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -38,7 +38,7 @@ def rendered(path: str) -> str:
     """Return the path, in a project, of a file of the template; `*` is the package."""
     shown = path.removeprefix("template").removesuffix(".jinja")
     shown = shown.replace("{{ _copier_conf.answers_file }}", ".copier-answers.yml")
-    # The folder of an example is the project's own where that example is chosen.
+    # Before version 1.0.0, an example had a folder whose name rendered to ".".
     shown = re.sub(r"^/\{\{ '\.' if example == '\w+' \}\}", "", shown)
     return shown.replace("{{ package_name }}", "*")
 
