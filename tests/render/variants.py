@@ -259,6 +259,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
             "actions",
             "jobs",
             "endpoint",
+            "flags",
             "records",
             "serve",
             "servers",

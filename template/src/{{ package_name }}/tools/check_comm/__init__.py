@@ -1,6 +1,6 @@
 """Checks the communication between ranks: whether it works, is correct, and how fast it is.
 
-This module holds the flags, the tables and the verdict; examine.py is what each rank runs.
+This module has the flags, the tables and the verdict; each rank runs examine.py.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from ...engine.ranks.environment import Ranks
 from .. import program
 
 RIGHT = "all is right"
-SLOW = 0.5  # of the bandwidth that the upper quarter of the pairs reaches
+SLOW = 0.5  # share of the upper quartile of bandwidth, below which a pair is slow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Check that the ranks can talk to each other, and how fast.
+    """Check that the ranks can communicate, and measure how fast.
 
-    The exit code is 0 if all is right; 1 if a result was wrong, if a rank was lost or hangs, or if
-    the ranks are slower than asked for.
+    The exit code is 0 if all is right. It is 1 if a result was wrong, if a rank was lost or hangs,
+    or if the bandwidth is less than --min-gb-s.
     """
 
     device: Literal["auto", "cpu", "cuda", "xpu"] = "auto"
@@ -37,7 +37,7 @@ class Flags:
     max_bytes: int = 64 * 2**20
     """size of the largest message"""
     pairs: bool = False
-    """also compare each pair of nodes, or of ranks on a single node, to find a slow link"""
+    """also measure each pair of nodes, or of ranks on a single node, to find a slow link"""
     min_gb_s: float = 0
     """fail if all-reduce of the largest message has less bus bandwidth than this"""
     json: Path | None = None
@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
     """Check and measure on the ranks that torchrun or srun started; return the exit code.
 
     Raises:
-        UsageError: there is only one rank, two ranks share a GPU, a rank was lost or hangs, or
-            the results can't be written.
+        UsageError: a flag is out of range, there is only one rank, two ranks share a GPU, a rank
+            was lost or hangs, or the results can't be written.
     """
     flags = read_flags(Flags, argv, program("check-comm"))
     if flags.max_bytes < 1:
@@ -57,19 +57,27 @@ def main(argv: Sequence[str]) -> int:
     ranks = Ranks.from_environment(os.environ)
     if ranks.size == 1:
         raise UsageError(
-            "check-comm needs two ranks or more, but this process is alone: start it with "
-            "srun or torchrun, as slurm/check_comm.sbatch does"
+            "check-comm needs two ranks or more, and there is only one: start it with srun or "
+            "torchrun, as slurm/check_comm.sbatch does"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
-    # Not at the top: it imports torch, which takes a second.
+    # Here, because it imports torch, and --help should answer at once.
     from .examine import examine
 
     report: dict[str, Any] = {"verdict": "not finished", "ranks": [], "faults": 0, "speed": []}
     try:
-        examine(flags, ranks, report)
+        examine(
+            report,
+            ranks,
+            device=flags.device,
+            backend=flags.backend,
+            max_bytes=flags.max_bytes,
+            pairs=flags.pairs,
+            timeout=flags.timeout,
+        )
         report["verdict"] = verdict(report, flags.min_gb_s)
     finally:
-        # After an error or a signal, these are the results so far.
+        # Also after an error or a signal, with the results so far.
         if ranks.rank == 0 and report["speed"]:
             show(report)
             try:
@@ -81,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def verdict(report: dict[str, Any], min_gb_s: float) -> str:
-    """Return what is wrong with the results, in words."""
+    """Return what is wrong with the results as one line, or RIGHT."""
     problems = []
     if report["faults"]:
         problems.append(f"{report['faults']} wrong results")
@@ -95,9 +103,9 @@ def verdict(report: dict[str, Any], min_gb_s: float) -> str:
 
 
 def mark_slow(pairs: list[dict[str, Any]]) -> None:
-    """Mark the pairs with less than half of the bandwidth that the upper quarter reaches.
+    """Mark the pairs with less than half of the upper quartile of bandwidth.
 
-    The median would not do: one bad node out of three makes two pairs of three slow.
+    The median is too low: one bad node out of three makes two of three pairs slow.
     """
     speeds = sorted(pair["gb_s"] for pair in pairs)
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""What each rank runs: it joins the others, checks and measures the operations, and reports."""
+"""Joins the ranks, and checks and measures the operations on them. Each rank runs this."""
 
 import os
 import re
@@ -23,47 +23,59 @@ from ...engine.ranks.environment import Ranks, bound_cpus
 from ...engine.ranks.process_group import joined
 from ...engine.ranks.world import World
 from ...engine.run.logging_setup import set_up_logging
-from . import Flags
 from .operations import COLLECTIVES, Channel, compare, measure, within
 
 SIZES = tuple(2**power for power in range(10, 31, 4))  # bytes: 1 KiB to 1 GiB
 
 
-def examine(flags: Flags, ranks: Ranks, report: dict[str, Any]) -> None:
-    """Check and measure; add the results to the report, the same on every rank.
+def examine(
+    report: dict[str, Any],
+    ranks: Ranks,
+    *,
+    device: str,
+    backend: str,
+    max_bytes: int,
+    pairs: bool,
+    timeout: int,
+) -> None:
+    """Check and measure the operations.
+
+    Args:
+        report: gets the results, the same on every rank.
+        ranks: what the launcher says of this rank.
+        device, backend, max_bytes, pairs, timeout: the flags of check-comm.
 
     Raises:
         UsageError: two ranks share a GPU, or a rank was lost or hangs.
     """
-    device = choose_device(flags.device, ranks)
-    backend = choose_backend(flags.backend, device)
-    sizes = [size for size in SIZES if size <= flags.max_bytes] or [flags.max_bytes]
-    # The ranks meet over Gloo, so that they can report a failure of NCCL to each other.
-    with joined(Settings.from_values({"device": "cpu", "timeout": flags.timeout})) as world:
+    own_device = choose_device(device, ranks)
+    backend = choose_backend(backend, own_device)
+    sizes = [size for size in SIZES if size <= max_bytes] or [max_bytes]
+    # The ranks join over Gloo, so that they can report a failure of NCCL to each other.
+    with joined(Settings.from_values({"device": "cpu", "timeout": timeout})) as world:
         set_up_logging(world, all_ranks=False)
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         doing, home = "connecting the ranks", 0
         try:
             home = int(world.maximum([ranks.rank * ranks.serves_store(os.environ)])[0])
-            places = world.gather(describe(world, device))
+            places = world.gather(describe(world, own_device))
             report.update(backend=backend, ranks=places)
             if backend != "gloo":
                 check_shared_gpus([(each["host"], each["gpu"]) for each in places])
-            # `within` limits the time. NCCL would abort the process, without a message.
+            # `within` limits the time: NCCL's own timeout aborts the process without a message.
             group = dist.new_group(backend=backend, timeout=timedelta(days=1))
-            # Gloo sends from host memory.
-            at = torch.device("cpu") if backend == "gloo" else device
-            channel = Channel(world, group, at, flags.timeout)
+            memory = torch.device("cpu") if backend == "gloo" else own_device
+            channel = Channel(world, group, memory, timeout)
             for doing in COLLECTIVES:
                 for size in sizes:
                     report["speed"].append(measure(doing, size, channel))
                     report["faults"] += report["speed"][-1]["wrong_ranks"]
-            if flags.pairs:
+            if pairs:
                 doing, report["pairs"] = "comparing pairs", []
                 for pair in compare(sizes, channel):
                     report["pairs"].append(pair)
         except RuntimeError as error:
-            missing = missing_ranks(world, store, home, flags.timeout)
+            missing = missing_ranks(world, store, home, timeout)
             raise UsageError(explanation(doing, error, world, missing)) from None
 
 
@@ -102,10 +114,12 @@ def explanation(doing: str, error: RuntimeError, world: World, missing: list[int
 
 
 def missing_ranks(world: World, store: dist.TCPStore, home: int, timeout: int) -> list[int]:
-    """Return the ranks that do not report to torch's store, as each live rank does after an error.
+    """Return the ranks that do not report to torch's store after an error.
 
-    They may report up to `timeout` seconds after this rank. The rank `home` serves the store,
-    unless torchrun does.
+    A live rank may report up to `timeout` seconds after this one.
+
+    Args:
+        home: the rank that serves the store; 0 if torchrun serves it.
     """
 
     def collect() -> list[int]:

@@ -6,22 +6,19 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...engine.errors import UsageError, say
 from ...engine.filesystem import read_object
 from ...settings import Settings
 from . import jobs
+from .flags import Flags
 from .records import Record, Records
 from .serve import serve as run_server
 from .servers import available, binding, server
 from .submission import POLL, log_of, own, show, submitted, tail
 
-if TYPE_CHECKING:
-    from . import Flags
 
-
-def start(flags: "Flags", options: Sequence[str]) -> int:
+def start(flags: Flags, options: Sequence[str]) -> int:
     """Submit the servers that do not run yet, and wait until all of them answer."""
     records = open_records(flags)
     experiment = flags.experiment or settings().experiment
@@ -32,7 +29,7 @@ def start(flags: "Flags", options: Sequence[str]) -> int:
     return show(records, found)
 
 
-def stop(flags: "Flags", _options: Sequence[str]) -> int:
+def stop(flags: Flags, _options: Sequence[str]) -> int:
     """Cancel the servers' jobs, and no others, and wait until they are gone."""
     records = open_records(flags)
     chosen = matching(records, flags)
@@ -50,7 +47,7 @@ def stop(flags: "Flags", _options: Sequence[str]) -> int:
     return 0
 
 
-def restart(flags: "Flags", options: Sequence[str]) -> int:
+def restart(flags: Flags, options: Sequence[str]) -> int:
     """Stop servers and start them again, listening as before unless told otherwise."""
     records = open_records(flags)
     chosen = matching(records, flags)
@@ -72,7 +69,7 @@ def restart(flags: "Flags", options: Sequence[str]) -> int:
     return show(records, found)
 
 
-def status(flags: "Flags", _options: Sequence[str]) -> int:
+def status(flags: Flags, _options: Sequence[str]) -> int:
     """Print a line for each server; forget those whose job is gone."""
     records = open_records(flags)
     queue = jobs.queue()
@@ -101,7 +98,7 @@ def status(flags: "Flags", _options: Sequence[str]) -> int:
     return 0
 
 
-def url(flags: "Flags", _options: Sequence[str]) -> int:
+def url(flags: Flags, _options: Sequence[str]) -> int:
     """Print how to reach the servers that answer."""
     queue = jobs.queue()
     found = [
@@ -113,7 +110,7 @@ def url(flags: "Flags", _options: Sequence[str]) -> int:
     return 0
 
 
-def logs(flags: "Flags", _options: Sequence[str]) -> int:
+def logs(flags: Flags, _options: Sequence[str]) -> int:
     """Print the end of the servers' logs; with --follow, what comes after it too."""
     chosen = matching(open_records(flags), flags)
     if not chosen:
@@ -127,7 +124,7 @@ def logs(flags: "Flags", _options: Sequence[str]) -> int:
     return 0
 
 
-def view(flags: "Flags", options: Sequence[str]) -> int:
+def view(flags: Flags, options: Sequence[str]) -> int:
     """Open one run: TensorBoard over it alone, or its page in the experiment's Aim or MLflow."""
     if len(flags.names) not in (1, 2):
         raise UsageError("view takes the folder of a run and perhaps a server: view RUN_DIR aim")
@@ -153,7 +150,7 @@ def view(flags: "Flags", options: Sequence[str]) -> int:
     return code
 
 
-def serve(flags: "Flags", _options: Sequence[str]) -> int:
+def serve(flags: Flags, _options: Sequence[str]) -> int:
     """Be the server of this job."""
     if "SLURM_JOB_ID" not in os.environ or len(flags.names) != 1:
         raise UsageError("serve is what the jobs run, for one server: use 'monitor start'")
@@ -171,7 +168,7 @@ def serve(flags: "Flags", _options: Sequence[str]) -> int:
     return run_server(server(name), record, run_root(flags))
 
 
-ACTIONS: dict[str, Callable[["Flags", Sequence[str]], int]] = {
+ACTIONS: dict[str, Callable[[Flags, Sequence[str]], int]] = {
     action.__name__: action for action in (start, stop, restart, status, url, logs, view, serve)
 }
 
@@ -181,18 +178,18 @@ def settings() -> Settings:
     return Settings.parse([], prog="monitor")
 
 
-def run_root(flags: "Flags") -> Path:
+def run_root(flags: Flags) -> Path:
     """Return the folder of all experiments, absolute."""
     return (flags.run_root or Path(settings().run_root)).absolute()
 
 
-def open_records(flags: "Flags") -> Records:
+def open_records(flags: Flags) -> Records:
     """Return the records below the run root; this must be the project's root."""
     available()
     return Records(run_root(flags))
 
 
-def matching(records: Records, flags: "Flags") -> list[Record]:
+def matching(records: Records, flags: Flags) -> list[Record]:
     """Return the records of the servers that the flags name, all if they name none."""
     for name in flags.names:
         server(name)

@@ -3,12 +3,10 @@
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from . import Flags
+from .flags import Flags
 
 SCRIPTS = Path("slurm/monitoring")
 
@@ -40,7 +38,7 @@ def server(name: str) -> ModuleType:
     return import_module(f".{name.replace('-', '_')}", __package__)
 
 
-def binding(name: str, flags: "Flags") -> dict[str, Any]:
+def binding(name: str, flags: Flags) -> dict[str, Any]:
     """Return what a server shall listen to, and its certificate and key, as a record has them.
 
     Raises:

@@ -6,16 +6,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...engine.errors import UsageError, printable_lines, say
 from ...engine.filesystem import read_bytes
 from . import jobs
+from .flags import Flags
 from .records import Record, Records
 from .servers import binding, script
-
-if TYPE_CHECKING:
-    from . import Flags
 
 POLL = 2  # seconds between looks at the queue
 
@@ -25,7 +22,7 @@ def submitted(
     name: str,
     experiment: str,
     run: str,
-    flags: "Flags",
+    flags: Flags,
     options: Sequence[str],
 ) -> Record:
     """Return the record of a server, which is submitted unless it waits or runs already.
