@@ -358,13 +358,13 @@ def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
         read(idx_files, "train")
     labels = idx_files / "t10k-labels-idx1-ubyte.gz"
     labels.write_bytes(labels.read_bytes()[:-9])
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="is damaged"):
         read(idx_files, "t10k")
     # Changed in the middle, where only unpacking notices.
     content = bytearray(gzip.compress(bytes(range(250)) * 40))
     content[30:60] = bytes(30)
     labels.write_bytes(content)
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="is damaged"):
         read(idx_files, "t10k")
     labels.unlink()
     with pytest.raises(UsageError, match=r"no t10k-labels-idx1-ubyte\[.gz\]"):
@@ -396,8 +396,8 @@ FAULTS = {
     "no-answer": (b"", "closed connection"),
     "cut": (ANSWER + b"Content-Length: 99\r\n\r\ncut", ""),
     "bad-chunk": (ANSWER + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", ""),
-    "long": (ANSWER + b"\r\n" + bytes(200_000), "Not a gzipped file"),
-    "bomb": (ANSWER + b"\r\n" + gzip.compress(bytes(200_000)), "its checksum is wrong"),
+    "other": (ANSWER + b"\r\n" + gzip.compress(bytes(2_000)), "its checksum is wrong"),
+    "page": (ANSWER + b"\r\n<html>", "its checksum is wrong"),
 }
 
 
@@ -418,7 +418,9 @@ def checksums(idx_files: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
     from demo import mnist
 
     right = {
-        name: hashlib.sha256(mnist.unpacked(mnist.stored(idx_files / name))).hexdigest()
+        name: hashlib.sha256(
+            mnist.unpacked(mnist.stored(idx_files / name).read_bytes())
+        ).hexdigest()
         for name in mnist.CHECKSUMS
     }
     monkeypatch.setattr(mnist, "CHECKSUMS", right)
@@ -448,13 +450,11 @@ def test_a_bad_mirror_is_one_line_and_the_next_one_is_asked(
     mirror: str,
     checksums: dict[str, str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     fault: str,
 ) -> None:
     from demo import mnist
     from demo.engine.errors import UsageError
 
-    monkeypatch.setattr(mnist, "LIMIT", 100_000)
     target = tmp_path / "data"
     with pytest.raises(UsageError, match=rf"could not be fetched .*{FAULTS[fault][1]}") as raised:
         mnist.download(target, (f"{mirror}{fault}/",))
@@ -479,19 +479,6 @@ def test_a_good_file_replaces_a_damaged_one_in_either_form(
     caplog.clear()
     download(target, ())  # no mirror is asked: all files are right
     assert "not the original" not in caplog.text
-
-
-def test_a_packed_file_that_unpacks_to_too_much_is_refused(
-    idx_files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from demo import mnist
-    from demo.engine.errors import UsageError
-
-    monkeypatch.setattr(mnist, "LIMIT", 100_000)
-    bomb = gzip.compress(bytes(200_000))
-    (idx_files / "t10k-labels-idx1-ubyte.gz").write_bytes(bomb)
-    with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte.gz is damaged"):
-        mnist.read(idx_files, "t10k")
 
 
 def test_download_leaves_nothing_wrong_behind(

@@ -823,7 +823,7 @@ def test_a_model_of_functions_is_told_what_it_lacks(
     check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md")
     (old / "src" / "demo" / "model.py").write_text("import torch\nimport torhc\n")
     job = spawn(old, tmp_path / "typo", [["demo", *words, "--device=cpu"]], [{}]).wait()
-    check_error(job, "there is no module torhc (", "src/demo/model.py, line 2): if it is of")
+    check_error(job, "there is no module torhc (", "src/demo/model.py, line 2): if the")
     assert not (old / "runs").exists()
 
 

@@ -5,9 +5,6 @@ mistyped flag answer at once.
 """
 
 import difflib
-import errno
-import gc
-import io
 import logging
 import os
 import signal
@@ -17,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
+from typing import NoReturn
 
 from .engine.errors import (
     LostRankError,
@@ -100,27 +97,20 @@ def _run_tool(module: str, argv: Sequence[str]) -> int:
 
 
 def load_env() -> None:
-    """Take keys and addresses of trackers from .env; what the environment has already goes first.
+    """Set the variables of .env, such as a tracker's key, that the environment does not have yet.
 
     Raises:
-        UsageError: a line of it can't be understood.
+        UsageError: the file can't be read.
     """
-    from dotenv.parser import parse_stream
-
-    try:
-        text = Path(".env").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise UsageError(f"can't read .env: {error}") from None
-    for binding in parse_stream(io.StringIO(text)):
-        if binding.error:
-            raise UsageError(f".env, line {binding.original.line}: expected NAME=value")
     from dotenv import dotenv_values
 
-    for variable, value in dotenv_values(stream=io.StringIO(text)).items():
+    try:
+        values = dotenv_values(".env")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read .env: {error}") from None
+    for name, value in values.items():
         if value:
-            os.environ.setdefault(variable, value)
+            os.environ.setdefault(name, value)
 
 
 def main() -> None:
@@ -141,6 +131,11 @@ def main() -> None:
         near = difflib.get_close_matches(name, available, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
+    _run(available[name][0], argv)
+
+
+def _run(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> NoReturn:
+    """Run a command, and exit with its code."""
     shown = logging.StreamHandler()
     shown.setFormatter(PrintableFormatter("%(message)s"))
     logging.basicConfig(handlers=[shown], level=logging.INFO)
@@ -148,53 +143,42 @@ def main() -> None:
         load_env()
         # A notebook's backend may not be installed here, and no command opens a window.
         os.environ["MPLBACKEND"] = "agg"
-        # Python removes what loading workers leave when their rank dies. It need not warn of it.
+        # Python removes what loading workers leave when their rank dies, and warns: not needed.
         filters = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")
-        command, _ = available[name]
         code = command(argv)
-        gc.freeze()  # at its end, Python would look through all objects of torch's once more
         sys.exit(code)
     except SystemExit as leaving:
-        # One that the user's code raises is a failure like any other; 75 is a stop by a signal.
+        # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
         if leaving.code not in (None, 0, 75):
             note_failure()
         raise
-    except KeyboardInterrupt:  # before the command handles it, or where it does not
+    except KeyboardInterrupt:  # outside a training, which saves first
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        os._exit(1)  # the reader of the output, such as head, has left
     except Exception as error:
-        if isinstance(error, BrokenPipeError):
-            os._exit(1)  # whoever read, such as head, has enough
         if not isinstance(error, LostRankError):
             note_failure()
             wait_for_rank_0()
-        if isinstance(error, UsageError):
-            # It may quote a file of another user's.
-            print(f"error: {printable(str(error))}", file=sys.stderr)
-        elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            print(
-                f"error: {printable(str(error.filename))}: a name in it is too long for the file "
-                "system, which takes 255 bytes",
-                file=sys.stderr,
-            )
-        elif (
-            isinstance(error, ModuleNotFoundError)
-            and error.name
-            and not error.name.startswith(__package__)
-        ):
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            print(
-                f"error: there is no module {error.name} ({printable(place.filename)}, line "
-                f"{place.lineno}): if it is of this project's environment, 'make setup' completes "
-                "that; where this does not help, 'make clean-env setup' makes it again",
-                file=sys.stderr,
-            )
-        else:
-            print(printable_lines(traceback.format_exc()), file=sys.stderr)
+        print(_as_text(error), file=sys.stderr, flush=True)
         sys.stdout.flush()
-        sys.stderr.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
         os._exit(1)
+
+
+def _as_text(error: Exception) -> str:
+    """Return the line of a usage error or a missing module, else the traceback."""
+    if isinstance(error, UsageError):
+        return f"error: {printable(str(error))}"
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(__package__):
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"error: there is no module {error.name} ({printable(place.filename)}, line "
+            f"{place.lineno}): if the project needs it, run 'make setup', or 'make clean-env "
+            "setup' if that does not help"
+        )
+    return printable_lines("".join(traceback.format_exception(error)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The settings of a run: defaults here and in settings.py < YAML file < flags."""
 
+import argparse
 import dataclasses
 import difflib
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,17 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Lt(float("inf"))]
 
 DEFAULT_CONFIG = Path("configs/train.yaml")
-PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")  # besides fields of type Path
+PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")
+"""Settings of type str that are paths; fields of type Path are, too."""
 
 T = TypeVar("T")
 
 
 def with_full_paths(flags: T) -> T:
-    """Return flags or settings, which are a dataclass, with all paths expanded.
+    """Return a dataclass of flags or settings with ~ and $VARIABLES in its paths expanded.
 
     Raises:
-        UsageError: as `full_path` does.
+        UsageError: a variable is not set, or a user does not exist.
     """
 
     def expanded(name: str, value: Any) -> Any:  # noqa: ANN401 - any field's
@@ -51,41 +52,33 @@ def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
     """Return the flags of a command, with all paths expanded; bad flags end it with exit code 2.
 
     Raises:
-        UsageError: as `full_path` does.
+        UsageError: a variable in a path is not set, or a user does not exist.
     """
     return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog))
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Takes for null, a boolean or a number only what YAML 1.1 and 1.2 agree on.
+    """Reads null, booleans and numbers as both YAML 1.1 and 1.2 do; everything else is text.
 
-    The rest is text, and the type of a setting decides what it means: `010` is the number 10 or the
-    name 010, and `1:30` is no number. PyYAML follows YAML 1.1, where they are 8 and 90.
+    PyYAML follows YAML 1.1, in which `010` is 8 and `1:30` is 90. As text, the type of the setting
+    decides what it is. Aliases are refused, since aliases of aliases expand to any number of
+    values, and so is a name that comes twice.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - without those of SafeLoader
-    most = 10_000  # values, those that aliases stand for counted again
-
-    def __init__(self, text: bytes) -> None:
-        super().__init__(text)
-        self.count, self.counts = 0, dict[yaml.Node | None, int]()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401
-        """Return the next node. Nested aliases expand to any number of values: count them."""
-        before, alias = self.count, self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        self.count += self.counts.get(node, self.most) if alias else 1
-        self.counts.setdefault(node, self.count - before)
-        if self.count > self.most:
-            raise ValueError(f"it has more than {self.most} values")
-        return node
+        """Return the next node, which may not be an alias."""
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has an alias (*name): write the value itself there")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the values by name; a name may not come twice."""
+        """Return the values by name; no name may come twice."""
         values = super().construct_mapping(node, deep)
-        names = [key.value for key, _ in node.value]
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"it has '{twice[0]}' twice: leave one of the lines")
+        names = Counter(key.value for key, _ in node.value)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"it has '{twice[0]}' twice: delete one of the lines")
         return values
 
 
@@ -100,29 +93,22 @@ for _tag, _pattern in (
     )
 
 
-def read_yaml(path: Path, links: bool = False) -> Any:  # noqa: ANN401 - whatever it is
-    """Return what a YAML file of a user or of a run holds.
+def read_yaml(path: Path, links: bool = False) -> Any:  # noqa: ANN401 - any YAML
+    """Return the content of a YAML file of at most 64 KiB.
 
     Args:
         path: the file.
-        links: whether it may be a link, as no file of a run folder may.
+        links: whether the file may be a link. In a run folder, another user may have made it.
 
     Raises:
         OSError: it can't be read.
         ValueError: it is not YAML.
     """
-    content = read_bytes(path.resolve() if links else path, 2**20)
+    content = read_bytes(path.resolve() if links else path, 2**16)
     try:
         return _YamlLoader(content).get_single_data()
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class _ConfigFlag:
-    """The one flag that must be known before the others."""
-
-    config: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,31 +242,30 @@ class Settings:
         return dataclasses.replace(self, batch_size=batch_size)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values, in the order of their declaration."""
-        values = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in dataclasses.asdict(self).items()
-        }
-        return {**values, "config": str(self.config) if self.config else None}
+        """Return the settings as plain values, as YAML and JSON have them."""
+        from pydantic import TypeAdapter
+
+        values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return values
 
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "train") -> "Self":
         """Return the settings that the YAML file and the flags give.
 
-        The file is the one that `--config` names, else configs/train.yaml where it exists. Bad
-        flags end the process with exit code 2, as argparse does.
+        The file is the one that `--config` names, else configs/train.yaml if it exists. Bad flags
+        end the process with exit code 2, as argparse does.
 
         Raises:
-            UsageError: the file can't be read, or has an unknown key; or a value is of the wrong
-                type or out of its range.
+            UsageError: the file can't be read, or has an unknown key; or a value has the wrong
+                type or is out of range.
         """
-        flag, rest = tyro.cli(
-            _ConfigFlag, args=list(argv), return_unknown_args=True, add_help=False
-        )
-        path = with_full_paths(flag).config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
-        defaults = dataclasses.replace(
-            cls.from_yaml(path, links=True) if path else cls(), config=path
-        )
+        config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        config.add_argument("--config", type=Path)
+        flag, rest = config.parse_known_args(argv)
+        path = Path(full_path("config", str(flag.config))) if flag.config else DEFAULT_CONFIG
+        defaults = cls()
+        if flag.config or path.exists():
+            defaults = dataclasses.replace(cls.from_yaml(path, links=True), config=path)
         settings = tyro.cli(
             cls,
             args=rest,
@@ -289,14 +274,15 @@ class Settings:
             description="A flag overrides the YAML file of settings, which overrides the default.",
             config=(tyro.conf.AvoidSubcommands,),
         )
-        return with_full_paths(cls.from_values(settings.as_dict()))
+        return with_full_paths(cls.from_values(vars(settings)))
 
     @classmethod
     def from_yaml(cls, path: Path, links: bool = False) -> "Self":
-        """Return the settings of a YAML file, with defaults for what it leaves out.
+        """Return the settings of a YAML file, with defaults for those that it leaves out.
 
         Args:
-            path, links: as `read_yaml` takes them.
+            path: the file.
+            links: whether it may be a link, which a file of a run folder may not be.
 
         Raises:
             UsageError: the file can't be read, or a key or a value in it is wrong.
@@ -309,16 +295,12 @@ class Settings:
             raise UsageError(f"{path} is not YAML: {error}") from None
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
-        # A run's own config.yaml says which file it came from.
-        values.pop("config", None)
+        values.pop("config", None)  # the config.yaml of a run names the file of its settings
         known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                raise UsageError(
-                    f"{path}: unknown setting '{key}'"
-                    + (f"; did you mean '{near[0]}'?" if near else "; see train --help for all")
-                )
+        if unknown := [str(key) for key in values if key not in known]:
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "see train --help for all"
+            raise UsageError(f"{path}: unknown setting '{unknown[0]}'; {hint}")
         return cls.from_values(values, f"{path}: ")
 
     @classmethod
@@ -326,38 +308,28 @@ class Settings:
         """Return settings from values, each checked against its type and range.
 
         Raises:
-            UsageError: naming the first value that is wrong, and the `source` that it came from.
+            UsageError: a value is wrong; the message begins with `source`.
         """
-        # Imported here, where it is needed: --help answers without.
+        # Imported here, since --help does not need it.
         from pydantic import TypeAdapter, ValidationError
 
         try:
             settings = TypeAdapter(cls).validate_python(dict(values))
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
-            # Of a setting that may be of several types, each says why it is not.
+            # A setting of several types has an error for each of them.
             reasons = [each["msg"] for each in error.errors() if each["loc"][0] == name]
             reasons = [each.removeprefix("Input ").removeprefix("String ") for each in reasons]
             reason = ", or ".join(dict.fromkeys(reasons))
             reason = reason.replace("valid tuple", "list, such as [a, b]")
             raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
-        settings._check_names(source)
+        if settings.experiment in (".", "..") or not re.fullmatch(r"[^/\\]+", settings.experiment):
+            raise UsageError(
+                f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
+                "in run_root, such as baseline"
+            )
+        if set(settings.register_model or "") & set("/:"):
+            raise UsageError(
+                f"{source}register_model is {settings.register_model!r}: use a name without / or :"
+            )
         return settings
-
-    def _check_names(self, source: str) -> None:
-        """Raise UsageError for a name that no file system or tracker takes."""
-        if self.experiment in (".", "..") or not re.fullmatch(r"[^/\\]+", self.experiment):
-            raise UsageError(
-                f"{source}experiment is {self.experiment!r}: it is the name of one folder in "
-                "run_root, such as baseline"
-            )
-        for name in ("experiment", "run_root", "run_dir", "resume", "data_dir"):
-            if any(len(os.fsencode(part)) > 255 for part in Path(getattr(self, name) or "").parts):
-                raise UsageError(
-                    f"{source}{name} holds a name of more than 255 bytes, which file systems "
-                    "refuse: choose a shorter one"
-                )
-        if set(self.register_model or "") & set("/:"):
-            raise UsageError(
-                f"{source}register_model is {self.register_model!r}: give a name without / or :"
-            )

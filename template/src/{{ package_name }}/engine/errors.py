@@ -1,4 +1,4 @@
-"""The errors that are answered with one line instead of a traceback, and how lines are shown."""
+"""Errors that are shown as one line instead of a traceback, and text that is safe to show."""
 
 import io
 import logging
@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 LEFT = re.compile("closed|reset|Broken pipe")
-"""How sockets say that the process at the other end has left."""
+"""Matches the messages of sockets whose other end was closed."""
 
 
 class UsageError(Exception):
@@ -26,13 +25,13 @@ class UsageError(Exception):
 
 
 class LostRankError(UsageError):
-    """Another rank is gone or does not answer; this one has done nothing wrong."""
+    """Another rank has ended or does not answer; this rank has no error of its own."""
 
 
 def wait_for_rank_0() -> None:
-    """Give rank 0 the time to fail first, before another rank says why it fails.
+    """Wait a few seconds on other ranks, so that an error of all ranks is printed once, by rank 0.
 
-    If rank 0 fails too, usually for the same reason, the launcher ends this rank meanwhile.
+    When rank 0 fails, the launcher ends the other ranks.
     """
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
@@ -40,10 +39,10 @@ def wait_for_rank_0() -> None:
 
 
 def note_failure() -> None:
-    """Tell the batch script that this rank failed on its own, so that the job is not requeued.
+    """Tell the batch script that this rank failed, so that it does not requeue the job.
 
-    The launcher kills the ranks that still wait for this one, and then its exit code is theirs. A
-    sweep goes on after a failed trial.
+    The exit code does not always tell: the launcher kills the other ranks, and may return the exit
+    code of one of those. A trial of a sweep tells nothing, since the sweep continues.
     """
     if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
         with suppress(OSError):
@@ -52,7 +51,7 @@ def note_failure() -> None:
 
 @contextmanager
 def bad_flags_said_once() -> Iterator[None]:
-    """Hold back what is said of bad flags meanwhile, until rank 0 has had the time to say it."""
+    """Hold back the message about bad flags until rank 0 has had the time to print its own."""
     held = io.StringIO()
     try:
         with redirect_stderr(held):
@@ -66,7 +65,7 @@ def bad_flags_said_once() -> Iterator[None]:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Spells out what a terminal would act on: a log may quote another user's file."""
+    """Escapes control characters: a log may quote another user's file."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line of a record, without its traceback."""
@@ -79,39 +78,31 @@ class PrintableFormatter(logging.Formatter):
 
 
 def say(text: object, end: str = "\n") -> None:
-    """Print lines that may quote another user's file or a server."""
+    """Print text with control characters escaped: it may quote another user's file or a server."""
     print(printable_lines(str(text)), end=end, flush=True)
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of lines with what else a terminal would act on spelled out."""
+    """Return a text of several lines, with all other control characters escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with what a terminal would act on spelled out."""
+    """Return a text on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the values of secret variables, and logins in addresses."""
+    """Return a text without the values of secret variables and without logins in addresses."""
     hidden = {}
     for name, value in os.environ.items():
         secrets = re.findall(r"://[^/:@\s]*:(\S+)@", value)
         secrets += [value] if re.search("KEY|TOKEN|PASSW|SECRET", name) else []
-        for secret in secrets:
-            if len(secret) >= 6:
-                hidden |= dict.fromkeys(_spellings(secret), f"<{name}>")
+        for plain in {*secrets, *map(unquote, secrets)}:
+            if len(plain) >= 6:  # a shorter one, such as "true", may be a usual word
+                spellings = (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
+                hidden |= dict.fromkeys(spellings, f"<{name}>")
     for spelling in sorted(hidden, key=len, reverse=True):
         text = text.replace(spelling, hidden[spelling])
-    return re.sub(r"(?<=://)\S+@", "<login>@", text)
-
-
-def _spellings(secret: str) -> Iterator[str]:
-    """Yield how a secret may be written: as it is, as part of an address, in base64."""
-    for plain in (secret, unquote(secret)):
-        yield from (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
-        # In base64 it depends on how many bytes stand before it, such as those of a user's name.
-        for before, first in enumerate((0, 2, 3)):
-            content = bytes(before) + plain.encode()
-            yield b64encode(content)[first : len(content) // 3 * 4].decode()
+    text = re.sub(r"(?<=://)\S+@", "<login>@", text)
+    return re.sub(r"\b(Basic|Bearer) [\w+/.=~-]{6,}", r"\1 <login>", text)  # headers of HTTP

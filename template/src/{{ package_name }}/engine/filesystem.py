@@ -170,18 +170,14 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
 
 
 def full_path(name: str, path: str) -> str:
-    """Return the path in a flag or setting with ~ and $VARIABLES expanded: no shell does it there.
+    """Return the path in a flag or setting with ~ and $VARIABLES expanded.
 
     Raises:
         UsageError: a variable is not set, or there is no such user.
     """
-
-    def value(found: re.Match[str]) -> str:
-        if text := os.environ.get(found[1] or found[2]):
-            return text
-        raise UsageError(f"{name} is {path}, but {found[0]} is not set: export it, or replace it")
-
-    full = os.path.expanduser(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, path))
+    full = os.path.expanduser(os.path.expandvars(path))
+    if unset := re.search(r"\$\{?\w+\}?", full):
+        raise UsageError(f"{name} is {path}, but {unset[0]} is not set: export it, or replace it")
     if full.startswith("~"):
         raise UsageError(f"{name} is {path}, but there is no such user: start with ~/ or ./")
     return full
