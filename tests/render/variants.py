@@ -208,7 +208,7 @@ ROOMS = {
     "engine/ranks/": "__init__ device dtensor environment process_group signals slurm_commands "
     "step_totals strategy world",
     "engine/run/": "__init__ description folder logger logging_setup messages meters provenance "
-    "record run_lock status system",
+    "record run_lock status",
     "trackers/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }

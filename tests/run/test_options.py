@@ -225,7 +225,6 @@ def test_provenance_says_where_the_run_came_from(
 def test_provenance_holds_changes_that_were_not_committed(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo.engine.errors import without_secrets
     from demo.engine.run import provenance
 
     def git(*words: str, text: str | None = None) -> str:
@@ -234,7 +233,7 @@ def test_provenance_holds_changes_that_were_not_committed(
 
     def facts() -> dict[str, Any]:
         world = SimpleNamespace(hostnames=["n1"], size=1, launcher="none")
-        return provenance.collect(world, without_secrets)["git"]
+        return provenance.collect(world)["git"]
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_TOKEN", "hush-hush")
@@ -273,7 +272,11 @@ def test_provenance_holds_changes_that_were_not_committed(
 def test_a_commit_that_git_keeps_from_another_user_is_missed(project: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     done = subprocess.run(
-        [sys.executable, "-c", "from demo.engine.run import provenance as p; print(p._commit())"],
+        [
+            sys.executable,
+            "-c",
+            "from demo.engine.run import provenance; print(provenance._git('rev-parse', 'HEAD'))",
+        ],
         cwd=tmp_path,
         env={**clean_environment(project), "GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"},
         capture_output=True,

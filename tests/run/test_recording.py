@@ -107,26 +107,26 @@ def test_numbers_of_any_type_add_up_exactly(
 ) -> None:
     """Also across a stop, after which one rank has what two had."""
     alone = import_module("demo.engine.ranks.world").World(*ALONE)
-    store = import_module("demo.engine.run.record").Store()
+    recorder = import_module("demo.engine.run.record").Recorder()
     for steps, states in ((200, 1), (200, 2), (100, 0)):
         for _ in range(steps):
-            store.record("mine", value, how, weight=64)
+            recorder.record("mine", value, how, weight=64)
         if states:
-            state = store.state_dict(alone) * states
-            store = type(store)()
-            store.load_state_dict(state, alone)
-    read, _ = store.read(alone)
+            state = recorder.state_dict(alone) * states
+            recorder = type(recorder)()
+            recorder.load_state_dict(state, alone)
+    read, _ = recorder.read(alone)
     name = "train/mine/rank0" if how == "each" else "train/mine"
     assert read[name] == pytest.approx(float(value) * (900 if how == "sum" else 1), rel=1e-14)
 
 
 def test_what_has_no_weight_does_not_count(project: Path) -> None:
-    store = import_module("demo.engine.run.record").Store()
+    recorder = import_module("demo.engine.run.record").Recorder()
     for value, weight in ((float("nan"), 0), (2.0, 3), (torch.tensor(float("inf")), 0)):
-        store.record("some", value, weight=weight)
-        store.record("none", value, weight=0)
+        recorder.record("some", value, weight=weight)
+        recorder.record("none", value, weight=0)
     alone = import_module("demo.engine.ranks.world").World(*ALONE)
-    assert store.read(alone) == ({"train/some": 2}, {"train/some": 2})
+    assert recorder.read(alone) == ({"train/some": 2}, {"train/some": 2})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_has_no_weight_does_not_count(project: Path) -> None:
 def test_what_can_not_be_recorded_is_said_at_once(
     project: Path, arguments: tuple, complaint: str
 ) -> None:
-    store = import_module("demo.engine.run.record").Store()
-    store.record("first", 1.0)
+    recorder = import_module("demo.engine.run.record").Recorder()
+    recorder.record("first", 1.0)
     with pytest.raises(ValueError, match=complaint):
-        store.record(*arguments)
+        recorder.record(*arguments)

@@ -29,9 +29,9 @@ from .engine.run import run_lock
 from .engine.run.folder import with_run_dir
 from .engine.run.logger import RunLogger
 from .engine.run.logging_setup import set_up_logging
-from .engine.run.messages import DataWait, log_start
+from .engine.run.messages import DataWaitHint, log_start
 from .engine.run.meters import Meter
-from .engine.run.record import STORE
+from .engine.run.record import RECORDER
 from .engine.schedule import scaling
 from .engine.updater import Updater
 from .learner import Learner, model_class, weight_function
@@ -57,7 +57,7 @@ def run(settings: Settings, request: StopRequest) -> int:
         set_up_logging(world, settings.log_all_ranks)
         check_same_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
-        with run_lock.held(settings, world):
+        with run_lock.own_run_folder(settings, world):
             return Trainer(make(settings), settings, world, request).train(trackers)
 
 
@@ -90,7 +90,7 @@ class Trainer:
             self.networks, self.meter, settings, world, self.samples_per_step
         )
         self.position = self.checkpointing.position
-        self.data_wait = DataWait(settings.workers)
+        self.data_wait = DataWaitHint(settings.workers)
 
     def train(self, trackers: list[str]) -> int:
         """Train to the end or to a signal; return the process's exit code."""
@@ -175,7 +175,7 @@ class Trainer:
     def _next(self, steps: Iterator[list[Loaded]]) -> list[Loaded]:
         """Return the next step's batches, and record how long they were waited for."""
         loaded = next(steps)
-        STORE.add("train/data_seconds", self.loader.waited, 1)
+        RECORDER.add("train/data_seconds", self.loader.waited, 1)
         return loaded
 
     def train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
@@ -206,7 +206,7 @@ class Trainer:
         for name in self.meter.losses:
             # It is not there if no batch had a weight.
             self.checkpointing.check_finite(f"{name} is", readings.get(name, 0.0))
-        self.data_wait.look(readings["train/data_seconds"], self.meter.step_seconds)
+        self.data_wait.check(readings["train/data_seconds"], self.meter.step_seconds)
         rates = self.networks.learning_rates()
         self.logger.metrics(self.position.step, self.progress(), readings | rates, own | rates)
 

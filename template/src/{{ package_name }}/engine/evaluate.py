@@ -21,7 +21,7 @@ from .nested import to_cpu, to_device
 from .networks import Networks
 from .ranks.device import autocast
 from .ranks.world import World
-from .run.record import STORE
+from .run.record import RECORDER
 from .sums import Sums
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Evaluator:
         modules = self.networks.evaluated
         with (
             evaluation_mode(modules, self.world),
-            STORE.paused(),
+            RECORDER.paused(),
             autocast(self.world.device, self.settings.precision),
         ):
             return to_cpu((batch, self.learner.predict(self.networks.view(modules), batch)))
@@ -155,18 +155,18 @@ class Evaluator:
         }
         seed_generators(derive("evaluation", self.settings.seed, self.world.rank, step))
         sums = Sums()
-        with evaluation_mode(modules, self.world), STORE.evaluating(split):
+        with evaluation_mode(modules, self.world), RECORDER.evaluating(split):
             for batch, counts in self._batches(dataset, samples):
                 weight = check_weight(self.learner.batch_weight(batch))
                 batch = to_device(batch, device)
                 with (
                     autocast(device, self.settings.precision),
-                    nullcontext() if counts else STORE.paused(),
+                    nullcontext() if counts else RECORDER.paused(),
                 ):
                     measured = self.learner.measure(networks, batch)
                 if counts:
                     sums.add(measured, weight, objects)
-            recorded, _ = STORE.read(self.world)
+            recorded, _ = RECORDER.read(self.world)
         totals = sums.over_all_ranks(self.world)
         metrics = {f"{split}/{k}": v for k, v in self._metrics(totals, objects).items()}
         if twice := metrics.keys() & recorded.keys():

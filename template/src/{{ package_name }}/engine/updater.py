@@ -20,7 +20,7 @@ from .ranks.dtensor import is_dtensor
 from .ranks.strategy import clip_gradients
 from .ranks.world import World
 from .run.meters import Meter
-from .run.record import STORE
+from .run.record import RECORDER
 
 
 class Updater:
@@ -79,7 +79,7 @@ class Updater:
             for number, (batch, samples, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
                     if not samples:  # a spare batch, which was recorded before
-                        stack.enter_context(STORE.paused())
+                        stack.enter_context(RECORDER.paused())
                     for each in selected.trained:
                         if number < len(self.batches) and isinstance(each, DistributedDataParallel):
                             stack.enter_context(each.no_sync())
@@ -90,7 +90,7 @@ class Updater:
                 self.meter.add_loss(label, value, weight)
         if self.settings.clip_norm or self.measure_norm:
             norm = clip_gradients(selected.parameters, self.settings.clip_norm)
-            STORE.add(f"train/{label}gradient_norm", norm, 1)
+            RECORDER.add(f"train/{label}gradient_norm", norm, 1)
         self.before_step()
         for name in selected.optimizers:
             self.networks.optimizers[name].step()

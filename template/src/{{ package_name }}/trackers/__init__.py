@@ -21,31 +21,32 @@ if TYPE_CHECKING:
 
 History = dict[str, dict[int, float]]
 """For each metric its values, by step."""
-OWN = {"dispatch"}  # modules here that are no backends
+# Variables that a tracker's package reads or adds, with their defaults. They are set here, before
+# a thread starts: up to glibc 2.40, the process may crash if another thread reads the environment
+# while a variable is added, and each line of the log reads TZ.
 VARIABLES = {
-    # Nothing is sent to MLflow's makers, a server that is down is given up within a minute, not
-    # four, and nothing but warnings goes to the log. A request that takes longer is sent again: a
-    # server that is only slow would then start a run twice.
-    "mlflow": {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "25",
-        "MLFLOW_LOGGING_LEVEL": "WARNING",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    },
-    # W&B gives it a value while it starts, and takes an empty one for none.
-    "wandb": {"WANDB_SERVICE": ""},
+    # MLflow sends nothing to its makers, gives up a server that is down within a minute, and logs
+    # warnings only. It repeats a request that times out: with a shorter limit, a slow server would
+    # start a run twice.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "25",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # W&B sets it at its start, and reads an empty value as none.
+    "WANDB_SERVICE": "",
 }
-"""Environment variables that a tracker's package reads or adds, with their defaults."""
+for _name, _value in VARIABLES.items():
+    os.environ.setdefault(_name, _value)
 
 
 class Backend:
-    """A tracker's side of a run. What it has no place for, it leaves out: such a call does nothing.
+    """A run in one tracker. A method that a tracker does not implement does nothing.
 
     All calls come from one thread, the backend's own (dispatch.py). Slurm's signals are blocked in
-    it, so that they end few of the processes that a backend starts. After a failure, the backend
-    is off for the rest of the attempt.
+    it and in the processes that it starts. After a failure, the backend is off for the rest of the
+    attempt.
 
     Attributes:
         run_id: what the backend calls the run.
@@ -54,15 +55,14 @@ class Backend:
     run_id: str
 
     def __init__(self, run: Run) -> None:
-        """Start the run, or go on with the one that `run.run_id` names."""
+        """Start the run, or continue the one that `run.run_id` names."""
         raise NotImplementedError
 
     def history(self) -> History:
-        """Return the metrics that the run holds, and keeps.
+        """Return the metrics that the run has and keeps.
 
-        Asked once, right after the start, of a run that goes on: what is in it is not logged again,
-        what is missing is. A backend that replaces or hides what came after `run.resume_step`
-        leaves that out.
+        Called once, after the start of a run that is continued: these metrics are not logged again.
+        A backend that replaces or hides what came after `run.resume_step` leaves that out.
         """
         return {}
 
@@ -77,10 +77,10 @@ class Backend:
         """Record how values are distributed: float, of shape (number of values,)."""
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Record a text, such as the log; a later one of the same name takes its place."""
+        """Record a text, such as the log; a later text of the same name replaces it."""
 
     def log_checkpoint(self, path: Path, step: int) -> None:
-        """Record where the run's best checkpoint lies; it is not copied."""
+        """Record the path of the run's best checkpoint; the file is not copied."""
 
     def log_model(
         self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int
@@ -94,7 +94,7 @@ class Backend:
         """
 
     def flush(self) -> None:
-        """Make everything logged so far outlive the process; called at each checkpoint."""
+        """Save everything logged so far; called at each checkpoint."""
 
     def finish(self, status: Status, error: str | None) -> None:
         """Close the run; error is the line that says why it failed."""
@@ -102,22 +102,11 @@ class Backend:
 
 def available() -> list[str]:
     """Return the names of the trackers that this project has."""
-    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - OWN)
-
-
-def set_variables(name: str) -> None:
-    """Set the tracker's environment variables that are not set, before any thread is started.
-
-    The C library moves the environment when a variable is added. Up to glibc 2.40, another thread
-    that reads a variable at that moment may crash the process: each line of the log reads TZ.
-    """
-    for variable, value in VARIABLES.get(name, {}).items():
-        os.environ.setdefault(variable, value)
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"dispatch"})
 
 
 def load(name: str) -> ModuleType:
     """Return the module of a tracker, whose `Tracker` is its `Backend`."""
-    set_variables(name)
     return import_module(f".{name}", __package__)
 
 

@@ -1,4 +1,4 @@
-"""What trackers are told of a run."""
+"""The description of a run that trackers get."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from ..config import Settings
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker is told of a run.
+    """The description of a run for one tracker.
 
     Args:
-        directory: the run's folder, shared by all attempts of the run.
-        store: folder of what the runs of the experiment share, such as a database.
-        name: the run's name; experiment: the group it belongs to.
+        directory: the run folder, shared by all attempts of the run.
+        store: folder for what the runs of the experiment share, such as a database.
+        name, experiment: the name of the run, and of its group.
         settings: the effective settings.
-        provenance: where the run came from: commit, packages, machines (provenance.py).
-        tags: words to find it by.
-        resume_step: the step that this attempt goes on from, 0 for the beginning.
-        run_id: the id that this tracker gave the run before, None for a new run.
-        rank: the rank whose numbers these are. Other ranks than 0 have runs of their own, where
-            all ranks are tracked; main_id is then the id of rank 0's run in this tracker.
-        started: to be called with the run's id as soon as there is one, where the start goes on
-            after that: a start that fails later is then not repeated as a second run.
+        provenance: commit, packages, machines and so on (provenance.py).
+        tags: words to find the run by.
+        resume_step: the step that this attempt resumes from, 0 for a new run.
+        run_id: the id that the tracker gave the run in an earlier attempt, None for a new run.
+        rank, main_id: the rank whose metrics these are, and the id of rank 0's run. With
+            `track_all_ranks`, each rank has its own run in the tracker.
+        started: a tracker may call it with the id of the run as soon as it has one. If its start
+            fails after that, the next attempt continues this run.
     """
 
     directory: Path
@@ -44,7 +44,7 @@ class Run:
 def describe_run(
     settings: Settings, facts: Mapping[str, Any], resume_step: int, rank: int = 0
 ) -> Run:
-    """Return what trackers are told of a run."""
+    """Return the description of a run; facts are its provenance."""
     folder = Path(str(settings.run_dir)).absolute()
     name = f"{settings.experiment}/{folder.name}"
     return Run(

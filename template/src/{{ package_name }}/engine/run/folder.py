@@ -1,4 +1,4 @@
-"""The run folder: its name, and what earlier attempts left in it."""
+"""The name of the run folder, and the files that earlier attempts left in it."""
 
 import dataclasses
 import logging
@@ -17,33 +17,32 @@ from .run_lock import newest
 
 log = logging.getLogger(__name__)
 
-Own = TypeVar("Own", bound=Settings)
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def with_run_dir(settings: Own, world: World) -> Own:
-    """Return the settings with a run folder; every rank calls this and gets the same one.
+def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
+    """Return the settings with a run folder, the same on every rank; every rank calls this.
 
-    A requeued job keeps its id, and so finds its folder again. Each task of an array is a run of
-    its own.
+    The name is the job's id, which a requeued job keeps. Each task of an array is a separate run.
 
     Raises:
-        UsageError: all tasks of an array are told to use one folder.
+        UsageError: the tasks of an array have the same `run_dir`.
     """
     if settings.run_dir:
-        # A sweep gives each trial a folder of its own, whichever task of an array runs it.
-        alone = "SWEEP_TRIAL" in os.environ
-        if int(os.environ.get("SLURM_ARRAY_TASK_COUNT", 1)) > 1 and not alone:
+        # Each trial of a sweep has its own folder, and may run in any task of an array.
+        trial = "SWEEP_TRIAL" in os.environ
+        if int(os.environ.get("SLURM_ARRAY_TASK_COUNT", 1)) > 1 and not trial:
             raise UsageError(
-                f"run_dir is {settings.run_dir}, but each task of an array is a run of its own: "
+                f"run_dir is {settings.run_dir}, but each task of an array is a separate run: "
                 "leave --run-dir out, and use --experiment to keep the runs together"
             )
         return settings
     now = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    # Milliseconds: two runs that a loop starts must not share a folder.
+    # With milliseconds, since a loop may start several runs in a second.
     name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
     if step := srun_step(os.environ):
-        # The second training in one allocation; a requeued job counts its steps from zero again.
+        # Another training in the same allocation; a requeued job numbers its steps from zero.
         name += f".{step}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
@@ -52,27 +51,23 @@ def with_run_dir(settings: Own, world: World) -> Own:
 
 
 def set_aside_earlier(folder: Path, resume_step: int) -> None:
-    """Move away what this run would replace, or what a later one would wrongly go on from."""
+    """Move files of an earlier run to `earlier-1` or the next number.
+
+    These are the files that this run would replace, and checkpoints of later steps.
+    """
     left = Checkpoints(folder / "checkpoints").newer(resume_step)
     if resume_step == 0:
-        left += [
-            path
-            for name in ("metrics.jsonl", "summary.json")
-            if (path := folder / name).exists() and path.stat().st_size
-        ]
-    if left and resume_step == 0:
-        described = (folder / name for name in ("config.yaml", "provenance.json"))
-        left += [path for path in described if path.exists()]
+        paths = [folder / name for name in ("metrics.jsonl", "summary.json")]
+        left += [path for path in paths if path.exists() and path.stat().st_size]
+        described = [folder / name for name in ("config.yaml", "provenance.json")]
+        left += [path for path in described if left and path.exists()]
     if left:
-        log.warning(
-            "moved what an earlier run had left in %s to %s",
-            folder,
-            set_aside(left, folder).name,
-        )
+        aside = set_aside(left, folder)
+        log.warning("moved what an earlier run had left in %s to %s", folder, aside.name)
 
 
 def keep_records(folder: Path) -> None:
-    """Keep what the attempt before wrote of itself, as this one will replace it."""
+    """Copy the settings and the provenance of the last attempt to `attempts/`."""
     attempts = folder / "attempts"
     for name in ("config.yaml", "provenance.json"):
         if (path := folder / name).exists():

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what it shows meanwhile."""
+"""Writes the run folder, calls the trackers, and shows the progress of a run."""
 
 import json
 import logging
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-QUIET = ("system/", "train/data_seconds")  # metrics that would only clutter the log
+NOT_SHOWN = ("system/", "train/data_seconds")  # metrics that are left out of the log
 
 
 class Trackers(Protocol):
-    """What the logger calls of the trackers, all together (trackers/dispatch.py)."""
+    """The class `Trackers` of trackers/dispatch.py."""
 
     names: Sequence[str]
 
@@ -52,18 +52,18 @@ class Trackers(Protocol):
 class RunLogger:
     """The run folder, the trackers and the progress bar.
 
-    Rank 0 has them all. Other ranks have trackers, for their own numbers, with `track_all_ranks`;
-    else every call does nothing on them, so the loop need not ask which rank it is on.
+    On other ranks than 0, only the trackers are called, for the rank's own numbers, and only with
+    `track_all_ranks`. Every rank makes the same calls.
 
     Args:
         settings: the effective settings, with a run folder.
         world: the ranks.
-        start_trackers: takes what trackers are told of the run, and its earlier metrics.
-        checkpointing: where this attempt goes on from.
+        start_trackers: starts the trackers, given the run and its earlier metrics.
+        checkpointing: of the run; it has the step that this attempt resumes from.
         best: the metric that decides the best checkpoint, and "min" or "max".
 
     Attributes:
-        ending: how the run ends, unless an error ends it.
+        ending: the status at the end of the run, unless an error ends it.
 
     Raises:
         UsageError: the run folder can't be written to.
@@ -77,38 +77,36 @@ class RunLogger:
         checkpointing: Checkpointing,
         best: tuple[str, str],
     ) -> None:
-        self.checkpointing = checkpointing
+        self.checkpointing, self.active = checkpointing, world.is_main
         self.ending: Status = "failed"
-        resume_step, lines = checkpointing.resumed_from or 0, checkpointing.line_count
-        self.active = world.is_main
         self.folder = Path(str(settings.run_dir))
-        facts = world.on_main(lambda: self._open(settings, world, resume_step, lines))
+        facts = world.on_main(lambda: self._open(settings, world))
         if self.active:
             self.status.state |= {"best_metric": best[0], "best_direction": best[1]}
             position = checkpointing.position
             if position.best_score is not None:
                 self.best(position.best_score, position.best_step)
-        run = describe_run(settings, facts, resume_step, world.rank)
+        run = describe_run(settings, facts, checkpointing.resumed_from or 0, world.rank)
         self.trackers = start_trackers(run, self.lines.earlier if self.active else ())
 
-    def _open(
-        self, settings: Settings, world: World, resume_step: int, lines: int | None
-    ) -> dict[str, Any]:
+    def _open(self, settings: Settings, world: World) -> dict[str, Any]:
+        """Open the files of the run folder; return the provenance."""
         facts = provenance.collect(world)
+        resume_step = self.checkpointing.resumed_from or 0
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # The names of the run's folder, and of those of its experiment and of all runs.
+            # The folders of the run, of its experiment and of all runs may be new.
             for folder in list(self.folder.absolute().parents)[:3]:
-                with suppress(OSError):  # one may be somebody else's
+                with suppress(OSError):  # another user may own it
                     sync_names(folder)
             set_aside_earlier(self.folder, resume_step)
             keep_records(self.folder)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
-            self.lines = JsonLines(self.folder / "metrics.jsonl", resume_step, lines)
+            path = self.folder / "metrics.jsonl"
+            self.lines = JsonLines(path, resume_step, self.checkpointing.line_count)
             self.log = log_to_file(self.folder / "log.txt")
             with suppress(FileNotFoundError):
-                read_bytes(self.folder / "trackers.json")  # fails here if it can't be read
+                read_bytes(self.folder / "trackers.json")  # raises here, not in a tracker's thread
         except OSError as error:
             raise UsageError(
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
@@ -119,11 +117,11 @@ class RunLogger:
 
     @property
     def line_count(self) -> int | None:
-        """How many lines metrics.jsonl has; None on other ranks than 0."""
+        """The number of lines of metrics.jsonl; None on other ranks than 0."""
         return self.lines.count if self.active else None
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
-        """Return a bar over an epoch's steps up to max_steps; it is silent in a log file."""
+        """Return a bar over an epoch's steps; it shows only in a terminal."""
         return tqdm(
             desc=f"epoch {epoch + 1}",
             initial=done,
@@ -143,9 +141,9 @@ class RunLogger:
         """Record and log the numbers of a step.
 
         Args:
-            step, progress: where the training is; progress goes from 0 to 1.
+            step, progress: of the training; progress goes from 0 to 1.
             values: over all ranks.
-            own: this rank's, which its own run in the trackers gets; rank 0's run gets `values`.
+            own: this rank's, which other ranks than 0 send to their trackers.
         """
         now = time.time()
         if not self.active:
@@ -154,17 +152,21 @@ class RunLogger:
         self.lines.write(step, now, values)
         self.trackers.log_metrics(values, step, now)
         self.status.update(step, progress)
-        shown = (f"{name} {value:.5g}" for name, value in values.items() if not quiet(name))
+        shown = (
+            f"{name} {value:.5g}"
+            for name, value in values.items()
+            if not name.startswith(NOT_SHOWN)
+        )
         with tqdm.external_write_mode():
             log.info("step %d  %s", step, "  ".join(shown))
 
     def best(self, score: float | None, step: int) -> None:
-        """Note the best validation so far, for `runs` and sweeps."""
+        """Save the best validation so far, for `runs` and sweeps."""
         if self.active:
             self.status.state |= {"best_score": score, "best_step": step}
 
     def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
-        """Keep pictures as files, and show them to the trackers."""
+        """Save figures as PNG files, and send them to the trackers."""
         for name, figure in figures.items():
             path = self.folder / "figures" / f"{name.replace('/', '-')}-{step:08}.png"
             try:
@@ -176,7 +178,7 @@ class RunLogger:
                 self.trackers.log("image", name, pixels(figure), step)
 
     def histograms(self, step: int, parameters: "Mapping[str, nn.Parameter]") -> None:
-        """Show the trackers how parameters and gradients are distributed; every rank calls this."""
+        """Send parameters and gradients to the trackers, as histograms; every rank calls this."""
         for name, parameter in parameters.items():
             for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
                 if tensor is not None:
@@ -186,7 +188,7 @@ class RunLogger:
                         self.trackers.log("histogram", f"{what}/{name}", array, step)
 
     def flush(self) -> None:
-        """Make what was recorded so far outlive the process, and metrics.jsonl a power cut.
+        """Save what was recorded so far, and write metrics.jsonl to the disk.
 
         Raises:
             OSError: a line of metrics.jsonl can't be written.
@@ -202,15 +204,15 @@ class RunLogger:
                 self._write("summary.json", json.dumps(values, indent=2))
             except OSError as error:
                 raise UsageError(
-                    f"can't write {self.folder / 'summary.json'}: {error.strerror}; make room, and "
-                    "the same command goes on from the newest checkpoint"
+                    f"can't write {self.folder / 'summary.json'}: {error.strerror}; free some "
+                    "space and run the same command again: it resumes from the newest checkpoint"
                 ) from None
-            found = {k.removeprefix("test_"): v for k, v in values.items() if k.startswith("test_")}
-            log.info(
-                "test: %s; all of it in %s",
-                ", ".join(f"{name} {value:.4g}" for name, value in found.items()),
-                self.folder / "summary.json",
+            found = ", ".join(
+                f"{name.removeprefix('test_')} {value:.4g}"
+                for name, value in values.items()
+                if name.startswith("test_")
             )
+            log.info("test: %s; more in %s", found, self.folder / "summary.json")
 
     def __enter__(self) -> "RunLogger":
         return self
@@ -218,7 +220,9 @@ class RunLogger:
     def __exit__(self, _kind: object, failure: BaseException | None, _traceback: object) -> None:
         """End the run in the trackers, and close the files."""
         status: Status = "failed" if failure else self.ending
-        error = _in_one_line(failure) if failure else None
+        error = str(failure).partition("\n")[0] if failure else None
+        if failure and not isinstance(failure, UsageError):
+            error = f"{type(failure).__name__}: {error}"
         step = self.checkpointing.position.step
         if self.active:
             if best := self.checkpointing.checkpoints.best():
@@ -230,25 +234,15 @@ class RunLogger:
         if self.active:
             if self.trackers.failed:
                 self.status.end(status, error, step, self.trackers.failed)
-            self.lines.close()
+            self.lines.file.close()
             logging.getLogger().removeHandler(self.log)
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.folder / name, text + "\n")
 
 
-def _in_one_line(failure: BaseException) -> str:
-    kind = "" if isinstance(failure, UsageError) else f"{type(failure).__name__}: "
-    return f"{kind}{failure}".splitlines()[0]
-
-
-def quiet(name: str) -> bool:
-    """Return whether a metric is left out of the log."""
-    return name.startswith(QUIET)
-
-
 def pixels(figure: "Figure") -> "np.ndarray":
-    """Return a figure as uint8 of shape (height, width, 3)."""
+    """Return the pixels of a figure: uint8, of shape (height, width, 3)."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -1,4 +1,4 @@
-"""Where log lines go, and what they look like: the terminal, and log.txt in the run folder."""
+"""The format of log lines, and where they go: the terminal, and log.txt in the run folder."""
 
 import logging
 from logging.handlers import MemoryHandler
@@ -10,7 +10,7 @@ from ..ranks.world import World
 
 
 def set_up_logging(world: World, all_ranks: bool) -> None:
-    """Prefix log lines with the rank; let rank 0 alone speak below warnings, or all ranks."""
+    """Prefix log lines with the rank; other ranks than 0 log warnings only, unless all_ranks."""
     level = logging.INFO if world.is_main or all_ranks else logging.WARNING
     shown = logging.StreamHandler()
     shown.setFormatter(
@@ -18,17 +18,16 @@ def set_up_logging(world: World, all_ranks: bool) -> None:
     )
     logging.basicConfig(level=level, handlers=[shown], force=True)
     if world.is_main:
-        # Keeps what is said until the run folder has a file for it (logger.py).
+        # Keeps the lines until `log_to_file` opens the file.
         logging.getLogger().addHandler(MemoryHandler(capacity=0))
-    # It logs the fonts that it finds.
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs the fonts that it finds
 
 
 def log_to_file(path: Path) -> logging.Handler:
-    """Append what is logged to a file, too, and what was logged before; a full disk loses some.
+    """Append log lines to a file too, with those logged before; lines are lost on a full disk.
 
     Raises:
-        OSError: it can't be written, as `open_regular` says.
+        OSError: the file can't be opened.
     """
     file = logging.StreamHandler(open_regular(path, "a"))
     file.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
@@ -40,9 +39,9 @@ def log_to_file(path: Path) -> logging.Handler:
 
 
 def read_log(folder: Path) -> str:
-    """Return what is in log.txt; of a very long one, the end.
+    """Return the content of log.txt, at most its last 4 MiB.
 
     Raises:
-        OSError: it can't be read, as `open_regular` says.
+        OSError: it can't be read.
     """
     return read_bytes(folder / "log.txt", 2**22, last=True).decode(errors="replace")

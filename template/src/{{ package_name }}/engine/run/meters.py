@@ -6,22 +6,26 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from ..filesystem import open_regular, read_lines, write_atomically
 from ..ranks.world import World
-from .record import STORE
-from .system import record_usage
+from .record import RECORDER, record
 
 log = logging.getLogger(__name__)
 
+GIB = 2**30
+PROCESS = psutil.Process()
+
 
 class Meter:
-    """Mean training loss, gradient norm, samples per second and the like since the last reading.
+    """Measures training loss, gradient norm, speed and usage of the machine between two log lines.
 
     What model.py and data.py `record` is read with them.
 
@@ -30,72 +34,80 @@ class Meter:
         unit: what weights count, such as "samples" or "tokens".
 
     Attributes:
-        step_seconds: that a step took, on average, at the last reading.
-        losses: names of the losses, which stand first in a line.
-        trained_seconds: that the steps of all attempts took; validations and saves at the end of
-            epochs are not in it.
+        losses: names of the losses, which come first in a line.
+        step_seconds: the mean time of a step at the last reading.
+        trained_seconds: time of the steps of all attempts, without validations and the saves at
+            the end of epochs.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
-        self.device, self.rate, self.step_seconds = device, f"train/{unit}_per_second", 0.0
-        self.weight, self.earlier = 0, 0
-        self.steps, self.since = 0, time.perf_counter()
+        self.device, self.rate = device, f"train/{unit}_per_second"
         self.losses: dict[str, None] = {}
+        self.weight, self.steps, self.step_seconds = 0, 0, 0.0  # since the last reading
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
-        self.counted = self.since  # until when trained_seconds counts
+        self.read_at = self.counted_until = time.perf_counter()
 
     def add_loss(self, label: str, loss: Tensor, weight: int) -> None:
-        """Count a batch.
+        """Count the loss of a batch.
 
         Args:
-            label: what the name of its loss begins with, such as "generator_".
+            label: the prefix of its name, such as "generator_".
             loss: mean over the batch, a scalar.
             weight: of the batch; with 0 its loss does not count.
         """
         self.losses[f"train/{label}loss"] = None
-        STORE.add(f"train/{label}loss", loss, weight)
+        RECORDER.add(f"train/{label}loss", loss, weight)
 
     def begin(self) -> None:
         """Count time as trained from now on."""
-        self.counted = time.perf_counter()
+        self.counted_until = time.perf_counter()
 
     def count_time(self) -> None:
         """Count the time since the last call, or since `begin`, as trained."""
-        now = time.perf_counter()
-        self.trained_seconds += now - self.counted
-        self.counted = now
+        before, self.counted_until = self.counted_until, time.perf_counter()
+        self.trained_seconds += self.counted_until - before
 
     def count(self, samples: int, weight: int) -> None:
         """Count a step, by the samples and the weight of all ranks' batches."""
         self.count_time()
-        self.weight += weight
         self.steps += 1
+        self.weight += weight
         self.trained_samples += samples
         self.trained_weight += weight
 
     def skip(self, seconds: float) -> None:
         """Leave out time that was not spent on training."""
-        self.since += seconds
-        self.counted += seconds
+        self.read_at += seconds
+        self.counted_until += seconds
 
     def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the means over all ranks, and this rank's own; start again from zero.
+        """Return the metrics over all ranks, and this rank's own; start again from zero.
 
-        Every rank must call this.
+        Every rank calls this.
         """
-        record_usage(STORE, self.device)
-        seconds = time.perf_counter() - self.since
-        speed = (self.weight - self.earlier) / seconds
+        self._record_usage()
+        seconds = time.perf_counter() - self.read_at
+        speed = self.weight / seconds
         self.step_seconds = seconds / max(self.steps, 1)
-        over_all, own = STORE.read(world)
-        self.weight, self.earlier = 0, 0
-        self.steps, self.since = 0, time.perf_counter()
+        over_all, own = RECORDER.read(world)
+        self.weight, self.steps, self.read_at = 0, 0, time.perf_counter()
         losses = {name: over_all[name] for name in self.losses if name in over_all}
-        rest = over_all | {self.rate: speed}
-        return losses | rest, own | {self.rate: speed / world.size}
+        return losses | over_all | {self.rate: speed}, own | {self.rate: speed / world.size}
+
+    def _record_usage(self) -> None:
+        """Record memory, processor and GPU; of memory, the largest value of all ranks counts."""
+        record("system/memory_gib", PROCESS.memory_info().rss / GIB, "max")
+        # Percent of one core, since the last call: four busy threads are 400.
+        record("system/cpu_percent", PROCESS.cpu_percent())
+        if self.device.type == "cuda":
+            memory = torch.cuda.max_memory_reserved(self.device)
+            record("system/gpu_memory_gib", memory / GIB, "max")
+            # Needs the package nvidia-ml-py, and a driver that supports it.
+            with suppress(ImportError, RuntimeError, AttributeError):
+                record("system/gpu_percent", float(torch.cuda.utilization(self.device)))
 
     def rates(self) -> dict[str, float]:
-        """Return the samples, and their weight, that all attempts trained on in a second."""
+        """Return the samples, and their weight, per second of training in all attempts."""
         seconds = max(self.trained_seconds, 1e-9)
         return {
             "samples_per_second": self.trained_samples / seconds,
@@ -103,15 +115,13 @@ class Meter:
         }
 
     def state_dict(self, world: World) -> dict[str, Any]:
-        """Return on rank 0 what a resumed run must know; every rank must call this."""
+        """Return on rank 0 what a resumed run must know; every rank calls this."""
         trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
-        return {"weight": self.weight, "recorded": STORE.state_dict(world), "trained": trained}
+        return {"recorded": RECORDER.state_dict(world), "trained": trained}
 
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
-        """Go on from the `state_dict` of an interrupted run."""
-        STORE.load_state_dict(state["recorded"], world)
-        # Their time was the interrupted run's.
-        self.weight = self.earlier = state["weight"]
+        """Continue from the `state_dict` of an interrupted run."""
+        RECORDER.load_state_dict(state["recorded"], world)
         # Checkpoints of earlier versions lack it.
         trained = state.get("trained", (0, 0, 0.0))
         self.trained_samples, self.trained_weight, self.trained_seconds = trained
@@ -122,13 +132,13 @@ class JsonLines:
 
     Args:
         path: the file.
-        resume_step, count: of the checkpoint that the run goes on from, its step and how many
-            lines there were. An interrupted run wrote what comes after, and this one will again:
-            these lines are dropped, and so is a line that was cut off.
+        resume_step, count: step and number of lines at the checkpoint that the run resumes from.
+            Later lines are dropped, since this run writes them again; so is a line that was cut
+            off.
 
     Attributes:
         earlier: the lines that are kept.
-        count: how many lines there are.
+        count: the number of lines.
     """
 
     def __init__(self, path: Path, resume_step: int, count: int | None = None) -> None:
@@ -140,20 +150,20 @@ class JsonLines:
         self.waiting, self.lock = b"", threading.Lock()
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step; what a full disk does not take goes with a later step."""
+        """Append the metrics of a step; a line that a full disk does not take is written later."""
         self.count += 1
         line = json.dumps({"step": step, "time": round(time, 3), **metrics})
         with self.lock:
-            complained = bool(self.waiting)
+            already_logged = bool(self.waiting)
             self.waiting += f"{line}\n".encode()
         try:
             self._write()
         except OSError as error:
-            if not complained:
+            if not already_logged:
                 log.error("can't write %s (%s); training goes on", self.file.name, error.strerror)
 
     def sync(self) -> None:
-        """Make all lines outlive a power cut, in any thread.
+        """Write all lines to the disk; any thread may call this.
 
         Raises:
             OSError: some can't be written.
@@ -165,7 +175,3 @@ class JsonLines:
         with self.lock:
             while self.waiting:
                 self.waiting = self.waiting[self.file.write(self.waiting) :]
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()

@@ -27,23 +27,25 @@ KEYS = r"(?i)((?:key|token|secret|password)[\"']?\s*[:=]\s*[\"']?)(?=\S*\d)[\w+/
 
 
 def collect(world: World) -> dict[str, Any]:
-    """Return what is needed to tell how a run came about, as plain values.
+    """Return what is needed to explain and repeat a run, as plain values.
 
-    Of the environment only Slurm's and the container's facts are taken: the rest may hold secrets.
+    Only Slurm's and the container's variables are read: others may hold secrets.
     """
     diff = without_secrets(re.sub(KEYS, r"\1<secret>", _diff() or ""))
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
+    packages = (each.metadata for each in distributions())
     return {
         "command": sys.argv,
         "git": {
-            "commit": _commit(),
+            # Images lack git: the batch script or a release sets the variable.
+            "commit": os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD"),
             "changes": _git("status", "--short"),
             "diff": diff and f"{diff}\n",
         },
         "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
         "python": {"version": platform.python_version(), "executable": sys.executable},
-        "packages": _packages(),
+        "packages": dict(sorted((each["Name"], each["Version"]) for each in packages)),
         "platform": platform.platform(),
         "hostnames": list(dict.fromkeys(world.hostnames)),
         "world_size": world.size,
@@ -53,26 +55,15 @@ def collect(world: World) -> dict[str, Any]:
             for key, value in sorted(os.environ.items())
             if key.startswith(("SLURM_JOB", "SLURM_ARRAY", "SLURM_RESTART", "SLURM_CLUSTER"))
         },
-        # Apptainer says it itself; for pyxis, the batch script does.
+        # Apptainer sets the first; for pyxis, the batch script sets the second.
         "container": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("PROJECT_IMAGE"),
     }
 
 
-def _packages() -> dict[str, str]:
-    # A distribution reads its file again for its name and for its version.
-    found = (each.metadata for each in distributions())
-    return dict(sorted((each["Name"], each["Version"]) for each in found))
-
-
-def _commit() -> str | None:
-    """Return the commit of the code, as the batch script or a release says it: images lack git."""
-    return os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
-
-
 def _diff() -> str | None:
-    """Return the difference between the commit and the code that runs, new files in src/ too."""
+    """Return the difference between the commit and the code, with new files in src/."""
     with suppress(OSError), tempfile.TemporaryDirectory() as folder:
-        # New files are named in a copy of git's index; the index itself stays as it is.
+        # New files are added to a copy of the index, so that the index does not change.
         index = shutil.copy(_git("rev-parse", "--git-path", "index") or "", folder)
         _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
         return _git("diff", "--no-ext-diff", "--no-color", "HEAD", GIT_INDEX_FILE=index)
@@ -95,8 +86,8 @@ def _git(*arguments: str, **env: str) -> str | None:
     except subprocess.CalledProcessError as error:
         if "dubious ownership" in error.stderr and arguments == ("rev-parse", "HEAD"):
             log.warning(
-                "the commit is not in provenance.json: this folder is another user's, read by git "
-                "only after 'git config --global --add safe.directory %s'",
+                "the commit is not in provenance.json: this folder is another user's; run 'git "
+                "config --global --add safe.directory %s'",
                 Path.cwd(),
             )
         return None

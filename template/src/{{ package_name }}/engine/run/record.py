@@ -1,4 +1,4 @@
-"""Numbers that each rank records between two log lines, and what they come to over all ranks.
+"""Numbers that each rank records between two log lines, and their reduction over all ranks.
 
 Call `record` where a number arises, such as in model.py:
 
@@ -6,7 +6,7 @@ Call `record` where a number arises, such as in model.py:
 
 In training this is the metric train/confidence, in an evaluation validation/confidence or
 test/confidence. A tensor stays on its device until the line is logged, so that no step waits for
-it. What a loading worker records is left out: it is another process.
+it. What a loading worker records is lost: it is another process.
 """
 
 import re
@@ -23,25 +23,25 @@ from ..ranks.device import sum_dtype
 from ..ranks.world import World
 
 How = Literal["mean", "sum", "max", "each"]
-# What the loop itself logs.
+# The names that the training loop logs.
 TAKEN = re.compile(
     r"step|time|epoch|train/lr(/.*)?|train/(\w+_)?(loss|gradient_norm)|train/\w+_per_second"
     r"|train/data_seconds"
 )
 NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)
-Total = dict[str, tuple[How, float, float]]
-"""Of each name: how, the sum or the largest value, the sum of weights."""
+Values = dict[str, tuple[How, Any, float]]
+"""By name: how, the sum, maximum or newest value (a float or a tensor), and the sum of weights."""
 
 
-class Store:
+class Recorder:
     """What a rank has recorded since the last reading.
 
     Attributes:
-        split: what is going on: "train", or the evaluation's name.
+        split: "train", or the name of the evaluation that is running.
     """
 
     def __init__(self) -> None:
-        self.numbers: dict[str, tuple[How, Any, float]] = {}
+        self.values: Values = {}
         self.active = True
         self.split = "train"
 
@@ -51,15 +51,15 @@ class Store:
         """Record a number.
 
         Args:
-            name: of the metric; without a slash, it is put behind that of the split.
+            name: of the metric; a name without a slash gets the split as its prefix.
             value: a number or a tensor of one.
-            how: what is made of all steps and ranks: their mean, sum or maximum; or `each`: the
+            how: how steps and ranks are reduced: to their mean, sum or maximum; or `each`: the
                 newest value of each rank, as name/rank0, name/rank1...
             weight: of the value in a mean, such as its number of samples. With weight 0 the value
-                does not count, not even if it is nan.
+                does not count, even if it is nan.
 
         Raises:
-            ValueError: a name that is taken or that trackers can't have, or not one number.
+            ValueError: the name is taken or not valid, or the value is not one number.
         """
         if not self.active:
             return
@@ -68,7 +68,7 @@ class Store:
         name = self._qualified(name)
         if self.split == "train" and TAKEN.fullmatch(name):
             raise ValueError(f"can't record '{name}', which the training loop logs: rename it")
-        if how not in get_args(How) or self.numbers.get(name, (how,))[0] != how:
+        if how not in get_args(How) or self.values.get(name, (how,))[0] != how:
             raise ValueError(
                 f"can't record '{name}' as '{how}': the same one of {', '.join(get_args(How))}"
             )
@@ -78,20 +78,20 @@ class Store:
             self.add(name, value, float(weight))
             return
         value = _exact(value)
-        if how != "each" and name in self.numbers:
-            before = _exact(self.numbers[name][1]).to(value)
+        if how != "each" and name in self.values:
+            before = _exact(self.values[name][1]).to(value)
             value = before + value if how == "sum" else torch.maximum(before, value)
-        self.numbers[name] = (how, value, 1.0)
+        self.values[name] = (how, value, 1.0)
 
     def add(self, name: str, value: float | Tensor, weight: float) -> None:
-        """Add a value to a mean, as `record` does, but under a name of the loop's own."""
+        """Add a value to a mean, as `record` does, but under any name."""
         value = _exact(value)
         # Not zero times the value, which may be nan.
         total = value * weight if weight else torch.zeros_like(value)
-        if name in self.numbers:
-            _, before, weights = self.numbers[name]
+        if name in self.values:
+            _, before, weights = self.values[name]
             total, weight = _exact(before).to(total) + total, weights + weight
-        self.numbers[name] = ("mean", total, weight)
+        self.values[name] = ("mean", total, weight)
 
     def _qualified(self, name: str) -> str:
         """Return a metric's name with the split that it belongs to."""
@@ -106,83 +106,76 @@ class Store:
 
     @contextmanager
     def evaluating(self, split: str) -> Iterator[None]:
-        """Record for an evaluation meanwhile; what is not read before the end is dropped."""
-        training, self.numbers, self.split = self.numbers, {}, split
+        """Record for an evaluation; what is not read before the end is dropped."""
+        training, self.values, self.split = self.values, {}, split
         try:
             yield
         finally:
-            self.numbers, self.split = training, "train"
+            self.values, self.split = training, "train"
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing meanwhile."""
+        """Ignore calls of `record`."""
         self.active = False
         try:
             yield
         finally:
             self.active = True
 
-    def total(self, world: World) -> Total:
-        """Return what all ranks together have, but for `each`; every rank must call this."""
-        self._agree(world)
-        # Each rank may have recorded them in another order.
-        summed = sorted(
-            name for name, (how, _, _) in self.numbers.items() if how in ("mean", "sum")
-        )
-        largest = sorted(name for name, (how, _, _) in self.numbers.items() if how == "max")
-        sums = world.sum([float(x) for name in summed for x in self.numbers[name][1:]])
-        maxima = world.maximum([float(self.numbers[name][1]) for name in largest])
-        pairs = zip(sums[::2], sums[1::2], strict=True)
-        found = dict(zip(summed, pairs, strict=True)) | {
-            name: (value, 1.0) for name, value in zip(largest, maxima, strict=True)
-        }
-        return {
-            name: (how, *found[name]) for name, (how, _, _) in self.numbers.items() if name in found
-        }
+    def state_dict(self, world: World) -> list[Values]:
+        """Return on rank 0 what each rank has, in the order of ranks; every rank calls this."""
+        return world.gather_on_main(self._floats())
 
-    def state_dict(self, world: World) -> list[Total]:
-        """Return on rank 0 what each rank has, in the order of ranks; every rank must call this."""
-        mine = {name: (how, float(v), float(w)) for name, (how, v, w) in self.numbers.items()}
-        return world.gather_on_main(mine)
+    def load_state_dict(self, state: Sequence[Values], world: World) -> None:
+        """Continue from the `state_dict` of an interrupted run.
 
-    def load_state_dict(self, state: Sequence[Total], world: World) -> None:
-        """Go on from the `state_dict` of an interrupted run.
-
-        Each rank takes what it had, so that the sums come out the same to the last digit. On
-        another number of ranks, rank 0 takes the sums of all.
+        Each rank takes what it had, so that the sums are the same to the last digit. On another
+        number of ranks, rank 0 takes the sums of all.
         """
         if len(state) == world.size:
-            self.numbers = dict(state[world.rank])
+            self.values = dict(state[world.rank])
             return
-        for each in state:
-            for name, (how, value, weight) in each.items():
+        for values in state:
+            for name, (how, value, weight) in values.items():
                 if how == "max":
                     self.record(name, value, how)
                 elif how != "each" and world.is_main:
-                    _, before, weights = self.numbers.get(name, (how, 0.0, 0.0))
-                    self.numbers[name] = (how, before + value, weights + weight)
+                    _, before, weights = self.values.get(name, (how, 0.0, 0.0))
+                    self.values[name] = (how, before + value, weights + weight)
 
     def read(self, world: World) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the numbers over all ranks, and this rank's own; start again from zero.
+        """Return the metrics over all ranks, and this rank's own; start again from zero.
 
-        Every rank must call this.
+        Every rank calls this.
+
+        Raises:
+            UsageError: two ranks recorded a name in two ways.
         """
-        over_all = numbers(self.total(world))
-        each = {
-            name: float(value)
-            for name, (how, value, weight) in self.numbers.items()
-            if how == "each" and weight
-        }
-        if any(how == "each" for how, _, _ in self.numbers.values()):
-            for rank, values in enumerate(world.gather(each)):
-                over_all |= {f"{name}/rank{rank}": value for name, value in values.items()}
-        own = numbers({name: (h, float(v), w) for name, (h, v, w) in self.numbers.items()})
-        self.numbers = {}
-        return over_all, own
+        self._complete(world)
+        mine, self.values = self._floats(), {}
+        maxima = [name for name, (how, _, _) in mine.items() if how == "max"]
+        added = [name for name, (how, _, _) in mine.items() if how in ("mean", "sum")]
+        sums = world.sum([number for name in added for number in mine[name][1:]])
+        reduced: Values = {}
+        for name, value, weight in zip(added, sums[::2], sums[1::2], strict=True):
+            reduced[name] = (mine[name][0], value, weight)
+        for name, value in zip(
+            maxima, world.maximum([mine[name][1] for name in maxima]), strict=True
+        ):
+            reduced[name] = ("max", value, 1.0)
+        each = {name: entry for name, entry in mine.items() if entry[0] == "each"}
+        for rank, values in enumerate(world.gather(each) if each else ()):
+            reduced |= {f"{name}/rank{rank}": entry for name, entry in values.items()}
+        return _metrics(reduced), _metrics(mine)
 
-    def _agree(self, world: World) -> None:
-        """Make all ranks hold the same names: one that had no sample lacks what samples give."""
-        mine = {name: how for name, (how, _, _) in self.numbers.items()}
+    def _floats(self) -> Values:
+        """Return the values as floats, sorted by name."""
+        found = sorted(self.values.items())
+        return {name: (how, float(value), float(weight)) for name, (how, value, weight) in found}
+
+    def _complete(self, world: World) -> None:
+        """Add the names that only other ranks recorded, such as ranks that had a sample."""
+        mine = {name: how for name, (how, _, _) in self.values.items()}
         digest = zlib.crc32(repr(sorted(mine.items())).encode())
         highest, lowest = world.maximum([digest, -digest])
         if highest == -lowest:
@@ -193,24 +186,24 @@ class Store:
                     raise UsageError(
                         f"'{name}' is recorded as {how} and as {mine[name]}: choose one"
                     )
-                self.numbers.setdefault(name, (how, float("-inf") if how == "max" else 0.0, 0.0))
+                self.values.setdefault(name, (how, float("-inf") if how == "max" else 0.0, 0.0))
 
 
 def _exact(value: float | Tensor) -> Tensor:
-    """Return a number as a tensor of shape (), on its device, in the type to add numbers up in."""
+    """Return a number as a tensor of shape (), on its device, in a type that adds up exactly."""
     if not isinstance(value, Tensor):
         return torch.tensor(float(value), dtype=torch.float64)
     return value.detach().reshape(()).to(sum_dtype(value.device))
 
 
-def numbers(total: Mapping[str, tuple[How, float, float]]) -> dict[str, float]:
-    """Return the sums, the maxima, and the means as sum over weights."""
+def _metrics(values: Mapping[str, tuple[How, float, float]]) -> dict[str, float]:
+    """Return the sums, the maxima and the newest values, and the means as sum over weights."""
     return {
         name: value / weight if how == "mean" else value
-        for name, (how, value, weight) in total.items()
+        for name, (how, value, weight) in values.items()
         if weight
     }
 
 
-STORE = Store()
-record = STORE.record
+RECORDER = Recorder()
+record = RECORDER.record

@@ -3,7 +3,7 @@
 Each attempt at a run has a file: `attempts/1.json`, `attempts/2.json` and so on. The attempt with
 the highest number owns the folder. A process becomes the owner by creating the next number, which
 only one process can do, on shared file systems too. The owner updates the time of its file; an
-attempt that no longer does so, or whose process is gone, is dead, and the next one may follow it.
+attempt that no longer does so, or whose process has ended, is dead, and the next one may follow it.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ class Attempt:
     """The process that has, or had, a run folder.
 
     Args:
-        host, system: its machine, and what its process number is unique in.
+        host, system: the machine; the boot and the container that its process number belongs to.
         pid, started: the process, and when it started, in seconds since the machine did.
         cluster, job, restart: Slurm's, None outside of it.
-        ended: whether it has given the folder back.
+        ended: whether the attempt has released the folder.
     """
 
     host: str
@@ -56,48 +56,50 @@ class Attempt:
 
     @classmethod
     def mine(cls) -> "Attempt":
-        """Return what this process is."""
+        """Return the attempt of this process."""
+        system = ""
+        with suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+            system = f"{boot} {os.readlink('/proc/self/ns/pid')}"
         return cls(
             host=socket.gethostname(),
-            system=_system(),
+            system=system,
             pid=os.getpid(),
-            started=_started(psutil.Process()),
+            started=psutil.Process().create_time() - psutil.boot_time(),
             cluster=os.environ.get("SLURM_CLUSTER_NAME"),
             job=os.environ.get("SLURM_JOB_ID"),
             restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
         )
 
     def __str__(self) -> str:
-        job = f", job {self.job}" if self.job else ""
-        return f"process {self.pid} on {self.host}{job}"
+        return f"process {self.pid} on {self.host}" + (f", job {self.job}" if self.job else "")
 
 
 @contextmanager
-def held(settings: "Settings", world: "World") -> Iterator[None]:
-    """Have the run folder for this training alone; every rank calls this.
+def own_run_folder(settings: "Settings", world: "World") -> Iterator[None]:
+    """Reserve the run folder for this training; every rank calls this.
 
     Raises:
-        UsageError: another training has it, or it can't be written to.
+        UsageError: another training owns it, or it can't be written to.
     """
     lock = RunLock(Path(str(settings.run_dir)))
     try:
-        # Rank 0 may have the folder already when it hears that another rank has left.
         if not settings.dry_run:
             world.on_main(lock.acquire)
         yield
     finally:
-        lock.release()
+        lock.release()  # rank 0 may own the folder although another rank has failed
 
 
 class RunLock:
     """This process's attempt at a run.
 
     Args:
-        folder: the run's.
+        run: the run folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.run, self.folder = folder, folder / "attempts"
+    def __init__(self, run: Path) -> None:
+        self.run, self.folder = run, run / "attempts"
         self.path: Path | None = None
         self.released = threading.Event()
 
@@ -105,7 +107,7 @@ class RunLock:
         """Take the folder, and remove temporary files that a killed attempt left in it.
 
         Raises:
-            UsageError: another training has it, or it can't be written to.
+            UsageError: another training owns it, or it can't be written to.
         """
         try:
             self.made = not self.run.exists()
@@ -116,14 +118,14 @@ class RunLock:
                 f"can't write to the run folder {self.run}: {error.strerror}; choose another with "
                 "--run-dir or --run-root"
             ) from None
-        self.thread = threading.Thread(target=self._live, name="run lock", daemon=True)
+        self.thread = threading.Thread(target=self._keep_alive, name="run lock", daemon=True)
         self.thread.start()
         owner = self.path.stat().st_uid
         for path in self.run.iterdir():
             if path.is_symlink() and path.lstat().st_uid != owner:
                 raise UsageError(
-                    f"{path} is another user's link, and this run would write to what it leads to: "
-                    "choose another --run-dir"
+                    f"{path} is another user's link, and this run would write through it: choose "
+                    "another --run-dir"
                 )
         for pattern in ("*.tmp", "figures/*.tmp", "attempts/*.tmp"):
             for left in self.run.glob(pattern):
@@ -131,7 +133,7 @@ class RunLock:
                     left.unlink()
 
     def release(self) -> None:
-        """Give the folder back; remove it, if it is new and nothing was written to it."""
+        """Release the folder; remove it if it is new and nothing was written to it."""
         if not self.path:
             return
         self.released.set()
@@ -142,39 +144,41 @@ class RunLock:
                 self.folder.rmdir()
                 self.run.rmdir()
             else:
-                write_atomically(self.path, _as_text(dataclasses.replace(self.mine, ended=True)))
+                ended = dataclasses.replace(self.mine, ended=True)
+                write_atomically(self.path, json.dumps(vars(ended), indent=2) + "\n")
         self.path = None
 
     def _take(self) -> Path:
         number = 0
         for _ in range(50):
             self.folder.mkdir(parents=True, exist_ok=True)
+            # A shared file system may list a new file late.
             number = max(number, newest(self.folder))
-            path = self.folder / f"{number + 1}.json"
             try:
                 if number:
                     self._check_free(self.folder / f"{number}.json")
-                _create(path, self.mine)
+                path = self.folder / f"{number + 1}.json"
+                with path.open("x", encoding="utf-8") as file:  # the one atomic operation
+                    file.write(json.dumps(vars(self.mine), indent=2) + "\n")
                 return path
             except FileExistsError:
-                number += 1  # another was faster
+                number += 1  # another process created it first
             except FileNotFoundError:
-                number = 0  # the first attempt has failed, and left nothing
+                number = 0  # the first attempt failed, and removed the folder
             time.sleep(0.1)
         raise UsageError(f"can't take {self.run}: remove {self.folder} if no training uses it")
 
     def _check_free(self, path: Path) -> None:
         owner = _read(path)
-        if _is_dead(path, owner, self.mine):
-            return
-        stop = f" (scancel {owner.job})" if owner and owner.job else ""
-        raise UsageError(
-            f"{self.run} is the run folder of {owner or 'an unknown process'}, last updated "
-            f"{_silence(path):.0f} s ago: wait for its end, stop it{stop}, or choose another "
-            f"--run-dir; only if it is certainly dead, remove {path}"
-        )
+        if not _is_dead(path, owner, self.mine):
+            stop = f" (scancel {owner.job})" if owner and owner.job else ""
+            raise UsageError(
+                f"{self.run} is the run folder of {owner or 'an unknown process'}, last updated "
+                f"{_silence(path):.0f} s ago: wait for its end, stop it{stop}, or choose another "
+                f"--run-dir; only if it is certainly dead, remove {path}"
+            )
 
-    def _live(self) -> None:
+    def _keep_alive(self) -> None:
         """Update the time of the attempt's file, however long a step or a validation takes."""
         assert self.path
         following = self.folder / f"{int(self.path.stem) + 1}.json"
@@ -191,7 +195,7 @@ class RunLock:
 
 
 def owner_of(run: Path) -> Attempt | None:
-    """Return the living training that has a run folder, None if there is none."""
+    """Return the living training that owns a run folder, None if there is none."""
     folder = run / "attempts"
     path = folder / f"{newest(folder)}.json"
     with suppress(OSError):
@@ -206,41 +210,27 @@ def newest(folder: Path) -> int:
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
-def _create(path: Path, attempt: Attempt) -> None:
-    """Write an attempt's file, which must not be there yet; this is the one atomic operation."""
-    with path.open("x", encoding="utf-8") as file:
-        try:
-            file.write(_as_text(attempt))
-            file.flush()
-        except OSError:
-            path.unlink()
-            raise
-
-
-def _as_text(attempt: Attempt) -> str:
-    return json.dumps(dataclasses.asdict(attempt), indent=2) + "\n"
-
-
 def _read(path: Path) -> Attempt | None:
     """Return an attempt, None if its file is damaged."""
     for _ in range(20):
         try:
             return Attempt(**read_object(path, get_type_hints(Attempt)))
         except (ValueError, TypeError):
-            time.sleep(0.1)  # in which one that was just created is written
+            time.sleep(0.1)  # its owner may have just created it, and writes it now
     return None
 
 
 def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
     """Return whether an attempt has ended: by its process, its job's restarts, or its silence."""
-    if owner and owner.ended:
-        return True
-    if owner and (owner.host, owner.system) == (mine.host, mine.system):
-        return not _runs(owner)
-    same_job = owner and owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
-    if owner and same_job and owner.restart != mine.restart:
-        # Slurm starts a job again when it has ended the last start, or lost its node.
-        return owner.restart < mine.restart
+    if owner:
+        if owner.ended:
+            return True
+        if (owner.host, owner.system) == (mine.host, mine.system):
+            return not _runs(owner)
+        same_job = owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
+        if same_job and owner.restart != mine.restart:
+            # Slurm requeues a job after its last start has ended, or its node is lost.
+            return owner.restart < mine.restart
     return _silence(path) >= SILENCE_LIMIT
 
 
@@ -251,25 +241,12 @@ def _silence(path: Path) -> float:
 
 
 def _runs(owner: Attempt) -> bool:
-    """Return whether a process of this machine still runs; its number may be another's by now."""
+    """Return whether a process of this machine still runs; a new one may have the same number."""
     try:
         process = psutil.Process(owner.pid)
-        same = abs(_started(process) - owner.started) < 2
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        started = process.create_time() - psutil.boot_time()
+        return abs(started - owner.started) < 2 and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, ValueError):
         return False
     except psutil.AccessDenied:
         return True
-
-
-def _started(process: psutil.Process) -> float:
-    """Return when a process started, in seconds since the machine did: its clock may be changed."""
-    return process.create_time() - psutil.boot_time()
-
-
-def _system() -> str:
-    """Return what process numbers are unique in: this start of the machine, or a container."""
-    with suppress(OSError):
-        start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{start} {os.readlink('/proc/self/ns/pid')}"
-    return ""

@@ -1,7 +1,4 @@
-"""`status.json`: how a run stands, kept up to date, so that one that died or hangs is noticed.
-
-`python -m <package> runs` reads it.
-"""
+"""`status.json`: the state of a run, kept up to date, so that `runs` sees one that hangs."""
 
 import json
 import logging
@@ -43,25 +40,20 @@ class StatusFile:
 
     Args:
         path: the file.
-        step: where the training is.
+        step: of the training.
     """
 
-    WRITE_INTERVAL = 5  # seconds at least between two notes
-    SILENCE_LIMIT = (
-        600  # seconds at least before silence means trouble: start-up, a slow validation
-    )
+    WRITE_INTERVAL = 5  # seconds between two writes
+    SILENCE_LIMIT = 600  # seconds before silence means trouble; start-up and validations take long
 
     def __init__(self, path: Path, step: int) -> None:
-        self.path = path
-        self.started = self.last = self.written = time.time()
-        self.longest = 0.0
+        self.path, self.last, self.longest = path, time.time(), 0.0
         self.state: dict[str, Any] = {
             "status": "running",
             "error": None,
             "step": step,
             "progress": 0.0,
-            "started": self.started,
-            "updated": self.started,
+            "started": self.last,
             "expect_next_in": self.SILENCE_LIMIT,
             "job": os.environ.get("SLURM_JOB_ID"),
             "host": socket.gethostname(),
@@ -71,26 +63,21 @@ class StatusFile:
         self._write()
 
     def update(self, step: int, progress: float) -> None:
-        """Note that the run has come to a step."""
+        """Save the step and the progress, from 0 to 1; most calls only keep them in memory."""
         now = time.time()
         self.longest, self.last = max(self.longest, now - self.last), now
-        self.state |= {
-            "step": step,
-            "progress": round(progress, 4),
-            "updated": now,
-            "expect_next_in": round(max(self.SILENCE_LIMIT, 5 * self.longest)),
-        }
-        if now - self.written > self.WRITE_INTERVAL:
+        limit = round(max(self.SILENCE_LIMIT, 5 * self.longest))
+        self.state |= {"step": step, "progress": round(progress, 4), "expect_next_in": limit}
+        if now - self.state["updated"] > self.WRITE_INTERVAL:
             self._write()
 
     def end(self, status: Status, error: str | None, step: int, missed: Sequence[str] = ()) -> None:
-        """Note how and where the run ended, and which trackers did not get everything."""
+        """Save how and where the run ended, and the trackers that did not get everything."""
         self.state |= {"status": status, "error": error, "step": step, "missed_by": list(missed)}
-        self.state["updated"] = time.time()
         self._write()
 
     def _write(self) -> None:
-        self.written = time.time()
+        self.state["updated"] = time.time()
         try:
             write_atomically(self.path, json.dumps(self.state, indent=2) + "\n")
         except OSError as error:
