@@ -29,14 +29,14 @@ from ..engine.run.status import Status, StatusFile
 from . import Backend, History, Run
 
 logging.getLogger("aim").setLevel(logging.WARNING)
-# It would say at each resume that it takes over the lock of the attempt before.
+# Aim would log at each resume that it takes over the lock of the last attempt.
 logging.getLogger("aim.sdk.lock_manager").setLevel(logging.ERROR)
-# At exit Aim closes what is open, and waits for ever for a server that is gone. finish() closes.
+# At exit Aim closes open runs, and waits forever if its server is down. finish() closes them.
 AutoClean._registered_with_atexit = True
-# What nobody holds any more Aim closes too, and waits as well: hold it until finish().
+# Aim also closes a run, and waits, when it is garbage-collected: keep it until finish().
 _open: "set[aim.Run]" = set()
 
-STALE_SECONDS = 120  # after which a lock file is of a process that died on another machine
+STALE_SECONDS = 120  # after which a lock file belongs to a dead process of another machine
 
 
 class Tracker(Backend):
@@ -49,7 +49,7 @@ class Tracker(Backend):
 
     def __init__(self, run: Run) -> None:
         repo = opened(run)
-        # A run that someone deleted, or that is in another repository, starts again from nothing.
+        # A run that was deleted, or is in another repository, starts as a new one.
         known = run.run_id if run.run_id and repo.run_exists(run.run_id) else None
         shared = None if known or repo.is_remote_repo else Path(repo.path)
         with alone(shared) if shared else nullcontext():
@@ -58,7 +58,7 @@ class Tracker(Backend):
                 force_resume=known is not None,
                 repo=repo,
                 experiment=None if known else run.experiment,
-                # These would store the environment, with whatever secrets it has, and the terminal.
+                # These would store the output and the environment, which may hold secrets.
                 log_system_params=False,
                 capture_terminal_logs=False,
                 system_tracking_interval=None,
@@ -71,7 +71,7 @@ class Tracker(Backend):
         self.run_id = self.run.hash
         self.resume_step = run.resume_step
         self.last, self.longest = clock.time(), 0.0
-        # Each package as an attribute of its own would be a column of Aim's table.
+        # As separate attributes, packages would each be a column of Aim's table.
         packages = [f"{name}=={v}" for name, v in run.provenance.get("packages", {}).items()]
         attributes = {
             "settings": run.settings,
@@ -86,16 +86,16 @@ class Tracker(Backend):
             self.run[name] = json.loads(json.dumps(value, default=str))
 
     def history(self) -> History:
-        """Return what earlier attempts left; what came after the step to go on from is deleted."""
+        """Return the metrics of earlier attempts; delete those after the step to resume from."""
         held: History = {}
         for context, traces in self.run.meta_run_tree.get("traces", {}).items():
             for name, trace in traces.items():
-                if trace["version"] != 2:  # no metric
+                if trace["version"] != 2:  # not a metric
                     continue
                 series = self.run.series_run_trees[2].subtree((context, name))
                 values = dict(series.subtree("val").items())
                 steps = dict(series.subtree("step").items())
-                # A kill can fall between the two, and Aim would pair the one with another step.
+                # A kill can leave one of the two, and Aim would pair it with another step.
                 for key in values.keys() ^ steps.keys():
                     for part in ("val", "step", "epoch", "time"):
                         del series[part, key]
@@ -109,7 +109,7 @@ class Tracker(Backend):
         return held
 
     def _correct(self, context: int, name: str, values: dict[int, float]) -> None:
-        """Make what Aim keeps about a metric agree with its values again."""
+        """Update the summary that Aim keeps of a metric."""
         known = self.run._tracker.sequence_infos[context, name]
         known.count = max(values, default=-1) + 1
         known.min = min(values.values(), default=float("inf"))
@@ -123,9 +123,9 @@ class Tracker(Backend):
         trace["min"], trace["max"] = known.min, known.max
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Record each metric, and tell Aim's watcher until when the next are due."""
+        """Record each metric, and tell Aim's watcher when to expect the next ones."""
         numbers = {name: float(value) for name, value in metrics.items()}
-        # run.track() would take the time of the call.
+        # run.track() would record the time of the call.
         self.run._tracker._track(numbers, time, step=step)
         now = clock.time()
         self.longest, self.last = max(self.longest, now - self.last), now
@@ -144,7 +144,7 @@ class Tracker(Backend):
             self.run.track(aim.Distribution(finite), name=name, step=step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Record the log by lines, as Aim's page of logs shows it, and another text as a whole."""
+        """Record the log line by line, for Aim's page of logs, and other texts as a whole."""
         if name != "log":
             self.run.track(aim.Text(text), name=name, step=0)
             return
@@ -152,15 +152,15 @@ class Tracker(Backend):
             self.run.track(LogLine(line), name="logs", step=number)
 
     def log_checkpoint(self, path: Path, step: int) -> None:
-        """Record the path, as an attribute and as an artifact that lies where the file does."""
+        """Record the path, as an attribute and as an artifact that refers to the file."""
         self.run["checkpoint"] = {"path": str(path), "step": step}
         # run.log_artifact() would copy the file; its entry alone is all that Aim reads.
         entry = Artifact(str(path), uri=path.parent.absolute().as_uri(), name=path.name)
         self.run.meta_run_tree.subtree("artifacts")[path.name] = entry
 
     def flush(self) -> None:
-        """Wait until a server has everything; a repository of files has it at once."""
-        with suppress(ConnectionError):  # one that is back before the end gets it then
+        """Wait until a server has everything; a local repository needs no wait."""
+        with suppress(ConnectionError):  # the server may be back before the end
             self._wait_for_server()
 
     def _wait_for_server(self) -> None:
@@ -173,7 +173,7 @@ class Tracker(Backend):
             client.get_queue().wait_for_finish()
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Note how the run ended, also for Aim's watcher, and close it."""
+        """Record how the run ended, also for Aim's watcher, and close it."""
         self._wait_for_server()
         self.run["status"] = status
         self.run["error"] = error
@@ -190,7 +190,7 @@ class Tracker(Backend):
 
 
 def opened(run: Run) -> aim.Repo:
-    """Return the repository that AIM_REPO names, a folder or a server, or else the experiment's.
+    """Return the repository of AIM_REPO, a folder or a server; the default is the experiment's.
 
     Raises:
         RuntimeError: the server does not answer.
@@ -200,15 +200,15 @@ def opened(run: Run) -> aim.Repo:
         return aim.Repo.from_path(repository(run.store))
     try:
         return aim.Repo.from_path(address)
-    except Exception as error:  # its causes would fill a screen
+    except Exception as error:  # its traceback would fill a screen
         raise RuntimeError(f"can't open what AIM_REPO names: {error}") from None
 
 
 def repository(root: Path) -> str:
-    """Return the folder with Aim's repository; make the repository where there is none yet.
+    """Return the folder with Aim's repository; create the repository if it does not exist.
 
-    It is made elsewhere and then moved into place: of several jobs that start at once one wins,
-    and none sees half of it.
+    It is created elsewhere and then moved into place: several jobs may start at once, and none
+    must see an incomplete repository.
     """
     if not (root / ".aim").exists():
         root.mkdir(parents=True, exist_ok=True)
@@ -223,13 +223,13 @@ def repository(root: Path) -> str:
 def alone(folder: Path) -> Iterator[None]:
     """Let one process at a time start a run in a repository.
 
-    The lock is a file that only one can create, which holds on shared file systems too. Of a holder
-    that died on this machine, `filelock` removes the file; of one elsewhere, its age tells.
+    The lock is a file that only one process can create, on shared file systems too. If its owner
+    died on this machine, `filelock` removes the file; on another machine, its age decides.
     """
     ours = folder / "new_run.lock"
     lock = SoftFileLock(ours)
     while not lock.is_locked:
-        # Whoever held Aim's own lock, which is of the same kind, held ours.
+        # A process that owned Aim's own lock, which is also a file, owned ours too.
         for path in (ours, folder / "locks" / "structured_db_lock"):
             with suppress(OSError):
                 if clock.time() - path.stat().st_mtime > STALE_SECONDS:

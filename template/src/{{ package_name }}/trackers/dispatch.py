@@ -133,15 +133,15 @@ class _TrackerThread(threading.Thread):
         if self.off:
             return
         self.off = True
-        remedy = f"sync {self.tracked.directory}' sends later what it missed"
-        command = f"'python -m {__package__.partition('.')[0]} {remedy}"
+        command = f"python -m {__package__.partition('.')[0]} sync {self.tracked.directory}"
+        remedy = f"'{command}' sends later what it missed"
         if error is None:
-            log.warning("tracker %s %s and is off; %s", self.name, reason, command)
+            log.warning("tracker %s %s and is off; %s", self.name, reason, remedy)
             return
         _TrackerThread.any_failed = True
         fault = without_secrets(f"{type(error).__name__}: {error}").splitlines()[0]
         more = "tracker-errors.txt in that folder has more"
-        log.error("tracker %s %s and is off (%s); %s; %s", self.name, reason, fault, command, more)
+        log.error("tracker %s %s and is off (%s); %s; %s", self.name, reason, fault, remedy, more)
         path = self.tracked.directory / "tracker-errors.txt"
         with suppress(OSError), open_regular(path, "a") as file:
             file.write(without_secrets("".join(traceback.format_exception(error))) + "\n")

@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
-LONGEST = 5000  # characters that MLflow takes as the value of a parameter or tag, and some less
-STALE = 60  # seconds after which a lock that nobody gave back is taken for a dead process's
+LONGEST = 5000  # characters of a parameter or tag; MLflow takes a few more
+STALE = 60  # seconds after which a lock belongs to a dead process
 
 
 class Tracker(Backend):
-    """A run in MLflow; where all ranks are tracked, the others' are below rank 0's.
+    """A run in MLflow; runs of other ranks are children of rank 0's run.
 
-    Metrics are sent together, every few seconds: one at a time takes milliseconds. What came after
-    the step that a run goes on from is removed from a database of our own. A server removes
-    nothing: there, the first value of a step stays. MLflow has no place for histograms.
+    Metrics are sent together, every few seconds, since each call takes milliseconds. A resumed run
+    removes the metrics after its checkpoint from a local database. A server removes nothing: there,
+    the first value of a step stays. MLflow does not support histograms.
     """
 
-    SECONDS, METRICS = 10, 500  # after which metrics are sent
+    SECONDS, METRICS = 10, 500  # of waiting, after which metrics are sent
     MOST = 1000  # metrics that MLflow takes at once
 
     def __init__(self, run: Run) -> None:
@@ -75,7 +75,7 @@ class Tracker(Backend):
         self._describe(run, before)
 
     def _found(self, run_id: str | None) -> "Found | None":
-        """Return a run, None if it was deleted or is of another server."""
+        """Return a run, None if it was deleted or is on another server."""
         try:
             found = self.client.get_run(run_id) if run_id else None
         except MlflowException as error:
@@ -85,7 +85,7 @@ class Tracker(Backend):
         return found if found and found.info.lifecycle_stage == "active" else None
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
-        """Return the id of the experiment, made if need be."""
+        """Return the id of the experiment; create it if it does not exist."""
         if not (found := self.client.get_experiment_by_name(name)):
             try:
                 return self.client.create_experiment(name, artifacts)
@@ -96,13 +96,13 @@ class Tracker(Backend):
         return found.experiment_id
 
     def _describe(self, run: Run, before: "Found | None") -> None:
-        """Record settings and provenance, which may be others than at the attempt before."""
+        """Record settings and provenance, which may have changed since the last attempt."""
         settings = {name: str(value)[:LONGEST] for name, value in run.settings.items()}
         known, said = (before.data.params, before.data.tags) if before else ({}, {})
         params = [Param(name, value) for name, value in settings.items() if name not in known]
         tags = _facts(run)
         for name, value in settings.items():
-            # MLflow refuses to change a parameter, so a tag says what it is now.
+            # MLflow refuses to change a parameter, so a tag has its new value.
             if known.get(name, value) != value or f"now.{name}" in said:
                 tags[f"now.{name}"] = value
         self.client.log_batch(
@@ -112,7 +112,7 @@ class Tracker(Backend):
         self.client.log_dict(self.run_id, dict(run.provenance), "provenance.json")
 
     def history(self) -> History:
-        """Return all that the run holds."""
+        """Return all metrics of the run."""
         return {
             name: {
                 each.step: each.value for each in self.client.get_metric_history(self.run_id, name)
@@ -121,7 +121,7 @@ class Tracker(Backend):
         }
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Take note of the metrics, and send what has waited long enough."""
+        """Keep the metrics, and send them when enough have waited, or long enough."""
         self.waiting += [
             Metric(name, value, round(time * 1000), step) for name, value in metrics.items()
         ]
@@ -129,7 +129,7 @@ class Tracker(Backend):
             self.flush()
 
     def log_image(self, name: str, image: "np.ndarray", step: int) -> None:
-        """Record a picture; one that is there from an earlier attempt stays."""
+        """Record a picture, unless an earlier attempt did."""
         stem = f"images/{name.replace('/', '~')}+step+{step}+"
         there = self.client.list_artifacts(self.run_id, "images")
         if not any(each.path.startswith(stem) for each in there):
@@ -204,10 +204,10 @@ class _Careful:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that keeps out processes on all nodes, if only while a file lies there.
+    """Hold a lock, a file, which works between nodes.
 
-    SQLite's own locks do nothing on some shared file systems. These hold everywhere, but a process
-    that dies leaves its lock behind: one that nobody gives back is removed after STALE seconds.
+    SQLite's own locks do nothing on some shared file systems. A process that dies leaves the file
+    behind; another process removes it after STALE seconds.
     """
     lock = SoftFileLock(str(path), timeout=1)
     holder, since = None, monotonic()
@@ -228,15 +228,15 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def database(root: Path) -> str:
-    """Return the URI of the SQLite file in a folder; make the file where there is none yet.
+    """Return the URI of the SQLite file in a folder; create the file if it does not exist.
 
-    It is made elsewhere and then linked into place: of several jobs that start at once one wins,
-    and none sees half of it.
+    It is created elsewhere and then linked into place: several jobs may start at once, and none
+    must see an incomplete file.
     """
     file = root.absolute() / "mlflow.db"
     if not file.exists():
         root.mkdir(parents=True, exist_ok=True)
-        # Where it can't be made, that is what must be said, not what is left of it.
+        # An error of creating the file matters more than one of removing the folder.
         with TemporaryDirectory(dir=root, prefix=".mlflow-", ignore_cleanup_errors=True) as folder:
             fresh = Path(folder, "mlflow.db")
             artifacts = (root.absolute() / "mlartifacts").as_uri()
@@ -247,7 +247,7 @@ def database(root: Path) -> str:
 
 
 def _forget(file: Path, run_id: str, step: int) -> None:
-    """Remove what a run logged after a step, which comes again. MLflow itself can't do that."""
+    """Remove the metrics of a run after a step. MLflow itself has no call for that."""
     with closing(sqlite3.connect(file, timeout=20)) as connection, connection:
         for table in ("metrics", "latest_metrics"):
             connection.execute(
@@ -263,7 +263,7 @@ def _forget(file: Path, run_id: str, step: int) -> None:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return a run's tags: MLflow's own names where it has some."""
+    """Return a run's tags, by MLflow's own names if they exist."""
     facts = run.provenance
     git, template, slurm = (facts.get(name) or {} for name in ("git", "template", "slurm"))
     tags = {
@@ -289,13 +289,13 @@ def _facts(run: Run) -> dict[str, str]:
 def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: ANN401 - of any nesting
     """Save a network with its signature, as a graph that loads without this project's code.
 
-    One that can't be exported as a graph is pickled, with the code beside it.
+    A network that can't be exported as a graph is pickled, with a copy of the code.
     """
     import mlflow.pytorch
     import torch
     from mlflow.models import infer_signature
 
-    if length(example) == 1:  # from a batch of one, the graph would take no other
+    if length(example) == 1:  # a graph that is exported from a batch of one takes no other size
         example = map_tensors(lambda tensor: torch.cat([tensor, tensor]), example)
     with torch.no_grad():
         outputs = network(example)
@@ -307,15 +307,15 @@ def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: AN
         signature=infer_signature(inputs, outputs),
         input_example=inputs,
     )
-    # torch.export's, which says nothing about a network on the CPU.
+    # A warning of torch.export that does not matter for a network on the CPU.
     warnings.filterwarnings("ignore", "No complete tensor found")
     versions = {each.__name__: str(each.__version__) for each in (mlflow, torch)}
     needed = [f"{name}=={version.partition('+')[0]}" for name, version in versions.items()]
     try:
         save(serialization_format="pt2", pip_requirements=needed)
-    except Exception as error:  # torch.export does not say what it raises
+    except Exception as error:  # torch.export does not document what it raises
         reason = without_secrets(str(error) or type(error).__name__).splitlines()[0]
         log.warning("the network can't be exported as a graph, so it is pickled: %s", reason)
         shutil.rmtree(folder, ignore_errors=True)
-        # What the code needs MLflow finds out by itself.
+        # MLflow finds out the requirements by itself.
         save(serialization_format="pickle", code_paths=[str(Path(__file__).parents[1])])

@@ -14,19 +14,19 @@ from torch.utils.tensorboard import SummaryWriter
 from ..engine.run.status import Status
 from . import Backend, History, Run
 
-# Its reader tells of every file that it opens.
+# Its reader logs every file that it opens.
 logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
 class Tracker(Backend):
-    """A run as event files in `RUN_DIR/tensorboard`; other ranks' in folders below it."""
+    """Event files in `RUN_DIR/tensorboard`; each other rank has its own folder in there."""
 
     def __init__(self, run: Run) -> None:
         self.folder = run.directory / "tensorboard"
         if run.rank:
             self.folder /= f"rank{run.rank}"
         self.run_id = str(self.folder)
-        # What an interrupted run wrote after its last checkpoint comes again: hide the first.
+        # Hide what the interrupted run wrote after its last checkpoint: it is written again.
         purge = run.resume_step + 1 if run.run_id else None
         put_first(self.folder)
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
@@ -37,7 +37,7 @@ class Tracker(Backend):
             self.log_text("provenance", fenced(json.dumps(run.provenance, indent=2)), 0)
 
     def history(self) -> History:
-        """Return what earlier attempts left, without what is hidden."""
+        """Return the metrics of earlier attempts, without those that are hidden."""
         self.writer.flush()
         events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0}).Reload()
         return {
@@ -60,7 +60,7 @@ class Tracker(Backend):
         self.writer.add_histogram(name, values, step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Write a text, whose lines stay lines."""
+        """Write a text, with its line breaks."""
         self.writer.add_text(name, text if text.startswith("```") else fenced(text), step)
 
     def log_checkpoint(self, path: Path, step: int) -> None:
@@ -78,10 +78,10 @@ class Tracker(Backend):
 
 
 def put_first(folder: Path) -> None:
-    """Rename what earlier attempts left, if a new file would not be the last by its name.
+    """Rename the files of earlier attempts, if a new file would not be the last by its name.
 
-    TensorBoard reads in the order of names, and a name begins with the time at which the file was
-    made: by a clock that was ahead of this one, perhaps.
+    TensorBoard reads files in the order of their names, which begin with the time of their
+    creation. The clock of an earlier node may have been ahead of this one.
     """
     start = "events.out.tfevents."
     files = sorted(folder.glob(f"{start}*"))
@@ -91,5 +91,5 @@ def put_first(folder: Path) -> None:
 
 
 def fenced(text: str) -> str:
-    """Return a text that TensorBoard shows line by line: it reads Markdown."""
+    """Return a text as a block of Markdown, so that TensorBoard keeps its line breaks."""
     return f"```\n{text.rstrip()}\n```"

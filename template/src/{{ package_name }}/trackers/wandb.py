@@ -1,4 +1,4 @@
-"""Weights & Biases: online where a server is meant, else files that `sync` sends later."""
+"""Weights & Biases: online if there is a key, else files that `sync` sends later."""
 
 import json
 import logging
@@ -21,20 +21,20 @@ from . import Backend, History, Run
 
 log = logging.getLogger(__name__)
 
-SECONDS = 30  # that the server has to answer
+SECONDS = 30  # time limit for the server's answer
 
 
 class Tracker(Backend):
-    """A run of the project that WANDB_PROJECT names, else of this package's own.
+    """A run of the W&B project that WANDB_PROJECT names; the default is the package's name.
 
-    Offline, each attempt of a run leaves a folder of its own under `RUN_DIR/wandb`; one
-    `wandb sync` of them all joins them. W&B takes nothing back: where a resumed run repeats steps,
-    the first values stay. System metrics and what the job prints are W&B's own affair.
+    Offline, each attempt of a run writes its own folder under `RUN_DIR/wandb`; `wandb sync` of all
+    folders joins them. W&B deletes nothing: if a resumed run repeats steps, the first values stay.
+    W&B itself collects system metrics and the output of the job.
     """
 
     def __init__(self, run: Run) -> None:
         if wandb.run:
-            # Its own process has gone, as after a signal of Slurm's to all processes of the job.
+            # W&B's own process may have ended, by a signal of Slurm's to all processes of the job.
             with suppress(Exception):
                 wandb.teardown()
         self.directory = run.directory
@@ -48,15 +48,15 @@ class Tracker(Backend):
             name=run.name,
             tags=list(run.tags),
             config={**run.settings, "provenance": run.provenance},
-            # Of its own for each rank: their folders are named by the second.
+            # One for each rank: W&B names folders by the second, and two ranks may start in one.
             dir=run.directory / f"wandb-rank{run.rank}" if run.rank else run.directory,
             # A sweep's agent chooses rank 0's id, by WANDB_RUN_ID.
             id=run.run_id or (secrets.token_hex(4) if run.rank else None),
             resume="allow",
             settings=wandb.Settings(
                 init_timeout=SECONDS,
-                quiet=not online,  # it would tell how to sync, by itself
-                # What is not in the file yet is lost with the process; the default is 15 seconds.
+                quiet=not online,  # else it prints its own advice on how to sync
+                # A killed process loses what it has not written yet; the default is 15 seconds.
                 x_transaction_log_flush_interval=1,
             ),
         )
@@ -82,7 +82,7 @@ class Tracker(Backend):
         self.run.define_metric("*", step_metric="trainer/step")
 
     def history(self) -> History:
-        """Return what earlier attempts left in their files."""
+        """Return the metrics in the files of earlier attempts."""
         folder = self.directory / (f"wandb-rank{self.rank}" if self.rank else "") / "wandb"
         held: History = {}
         for attempt in sorted(folder.glob("*run-*")):
@@ -124,7 +124,7 @@ class Tracker(Backend):
         """Close the run; only a finished one counts as a success."""
         self.run.summary["status"] = status
         if status == "preempted" and os.environ.get("WANDB_SWEEP_ID"):
-            # So that the sweep hands the trial out again.
+            # Then the sweep starts the trial again.
             self.run.mark_preempting()
         if error:
             self.run.summary["error"] = error
@@ -132,7 +132,7 @@ class Tracker(Backend):
 
 
 def sync(directory: Path) -> bool:
-    """Send the files of all attempts of a run; return False if there are none.
+    """Send the files of all attempts of a run; return False if there are no files.
 
     Raises:
         RuntimeError: there is no key, W&B can't be reached, or the run is another user's.
@@ -142,7 +142,7 @@ def sync(directory: Path) -> bool:
     if not attempts:
         return False
     if any(os.lstat(attempt).st_uid != os.getuid() for attempt in attempts):
-        raise RuntimeError("W&B sends the files that another user's run names: let its owner sync")
+        raise RuntimeError("another user's run may name any of your files: let its owner sync")
     if not os.environ.get("WANDB_API_KEY"):
         raise RuntimeError("WANDB_API_KEY is not set: put it into .env")
     command = [sys.executable, "-m", "wandb", "sync", *attempts]
@@ -162,7 +162,7 @@ def sync(directory: Path) -> bool:
 
 
 def rows(attempt: Path) -> list[dict]:
-    """Return what an attempt logged, by W&B's own reader; nothing where that fails."""
+    """Return what an attempt logged, by W&B's own reader; an empty list if that fails."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(attempt)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
