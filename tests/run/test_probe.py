@@ -8,7 +8,6 @@ brought 20.11, Debian 13 24.11, and Debian's unstable 26.05.
 import ast
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,43 +113,12 @@ def test_every_version_gives_the_same_answers(ask: Ask, release: str, render: Re
         "# gpu: up to 2-00:00:00, MaxCPUsPerNode 96\n",
         "# default of a rank in gpu: 60000 MiB\n",
         "# 2 CPUs are one core\n",
-        "# requeue is off for jobs that do not ask; these do\n",
-        "# preemption is on, by partition_prio, mode REQUEUE\n",
+        "# JobRequeue 0, PreemptType preempt/partition_prio, PreemptMode REQUEUE\n",
     ):
         assert fact in written
     script = render(answers)["slurm/train_multi_node.sbatch"]
     for line in ("partition=gpu", "account=physics", "qos=gpu", "gres=gpu:a100:4"):
         assert f"#SBATCH --{line}\n" in script
-
-
-def test_features_tell_nodes_of_one_partition_apart(ask: Ask, render: Renderer) -> None:
-    written, answers = ask(
-        "24.11",
-        ("AvailableFeatures=ib ", "AvailableFeatures=cpu,ib "),
-        ("AvailableFeatures=a100,", "AvailableFeatures=gpu,a100,"),
-        ("AvailableFeatures=h100,", "AvailableFeatures=gpu,h100,"),
-        ("Partitions=cpu,scavenge ", "Partitions=gpu,scavenge "),
-        ("TmpDisk=0", "TmpDisk=900000"),
-    )
-    assert (answers["partition"], answers["cpu_partition"]) == ("gpu", "gpu")
-    assert answers["constraint"] == "gpu"
-    assert answers["cpu_sbatch_options"] == "--constraint=cpu"
-    assert "# gpu has 2 node(s) without GPUs, too; features tell them apart\n" in written
-    assert "# gpu: up to 2-00:00:00, MaxCPUsPerNode 96, TmpDisk 878 GiB on each node\n" in written
-    files = render({**answers, "package_name": "demo"})
-    assert '#SBATCH --constraint="gpu"\n' in files["slurm/train_single_node.sbatch"]
-    assert "#SBATCH --constraint=cpu\n" in files["slurm/train_cpu.sbatch"]
-
-
-@pytest.mark.parametrize("release", ["20.11", "24.11", "26.05"])
-def test_partitions_that_give_whole_nodes(probe: ModuleType, release: str) -> None:
-    lines = (RECORDED / f"slurm-{release}.txt").read_text().splitlines()
-    shown = [probe.pairs(line) for line in lines if line.startswith("PartitionName=")]
-    found = [
-        probe.Partition(each["PartitionName"], False, 0, each, [], 0, [], "", "") for each in shown
-    ]
-    whole = [each.name for each in found if "jobs get whole nodes" in probe.limits(each)]
-    assert whole == ["whole"]
 
 
 GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
@@ -163,7 +131,7 @@ GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
         (
             [(GPU, GPU.replace("gpu,long", "long"))],
             {"partition": "scavenge", "qos": ""},
-            "stopped for jobs in cpu, gpu, gpu_debug (mode REQUEUE, after 60 s)",
+            "jobs in cpu, gpu, gpu_debug may stop jobs in scavenge (mode REQUEUE, after 60 s)",
         ),
         # One that refuses jobs of several nodes, of one node, or of all of a node's CPUs.
         (
@@ -202,21 +170,29 @@ GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
             {"memory": "3900M", "memory_scope": "cpu"},
             "default of a rank in cpu, without a GPU: 1600 MiB",
         ),
-        ([("CR_CORE_MEMORY", "CR_CORE")], {}, "Slurm does not share out memory here"),
+        ([("CR_CORE_MEMORY", "CR_CORE")], {}, "Slurm does not count memory here"),
         # A time limit of minutes, and no accounting.
         (
             [("MaxTime=2-00:00:00", "MaxTime=00:02:00"), ("scavenge\n", ""), ("gpu_debug\n", "")],
-            {"time_limit": "00:02:00", "signal_lead_seconds": 30},
+            {"time_limit": "00:02:00"},
             "gpu allows up to 00:02:00",
         ),
         (
             [("$ sacctmgr", "$ nothing"), ("preempt/partition_prio", "preempt/none")],
             {"account": None, "qos": None},
-            "preemption is off",
+            "PreemptType preempt/none",
         ),
         # Names that the questionnaire refuses.
-        ([("a100", "3090")], {"gpu_type": None}, "# gpu_type: 3090 is a name that the template"),
-        ([("physics", "phy$ics")], {"account": None}, "# account: phy$ics is a name that"),
+        (
+            [("a100", "3090")],
+            {"gpu_type": None},
+            "# gpu_type: the template does not accept the name 3090\n",
+        ),
+        (
+            [("physics", "phy$ics")],
+            {"account": None},
+            "# account: the template does not accept the name phy$ics\n",
+        ),
     ],
     ids=lambda value: None if isinstance(value, list) else "",
 )
@@ -248,12 +224,12 @@ def test_an_old_python_without_modules(ask: Ask, tmp_path: Path) -> None:
 def test_a_user_whom_the_accounting_does_not_know(ask: Ask) -> None:
     written, answers = ask("26.05", LOGNAME="bob")
     assert "account" not in answers
-    assert "# sacctmgr knows none of yours: ask your site whether jobs need one\n" in written
+    assert "# sacctmgr lists none of yours: ask your site whether jobs need an account\n" in written
 
 
 def test_an_empty_value_does_not_swallow_the_next_line(ask: Ask) -> None:
     written, _ = ask("24.11", ("\nPreemptMode", "\nPowerPlugin             = \nPreemptMode"))
-    assert "mode REQUEUE" in written
+    assert "PreemptMode REQUEUE" in written
 
 
 @pytest.mark.parametrize(
@@ -311,21 +287,3 @@ def test_without_slurms_controller(tmp_path: Path) -> None:
 
 def test_an_old_python_can_read_it() -> None:
     ast.parse(PROBE.read_text(), feature_version=(3, 6))
-
-
-def test_a_job_that_does_not_start_may_be_given_up(ask: Ask, tmp_path: Path) -> None:
-    """Ctrl-C reaches the probe and srun; the file is written without the node."""
-    ask("24.11")  # brings the commands
-    (tmp_path / "cluster.yml").unlink()
-    (tmp_path / "bin/srun").write_text('#!/bin/sh\n[ "$1" = --help ] || exec sleep 600\n')
-    env = {"HOME": str(tmp_path), "LOGNAME": "ada", "RECORDED": str(tmp_path / "recording")}
-    env["PATH"] = f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin"
-    command = [sys.executable, PROBE, "--job"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=env, stderr=pipe, text=True, start_new_session=True
-    ) as probe:
-        assert probe.stderr.readline().startswith("Waiting for a job of a minute")
-        os.killpg(probe.pid, signal.SIGINT)
-        assert probe.wait(60) == 0
-    assert "# No compute node was asked.\n" in (tmp_path / "cluster.yml").read_text()
