@@ -40,16 +40,16 @@ for folder in sys.argv[1:]:
     for module in pkgutil.walk_packages(demo.__path__, "demo."):
         if module.name != "demo.__main__":
             import_module(module.name)
-    commands = import_module("demo.__main__").commands()
-    for name, (command, _) in commands.items():
+    main = import_module("demo.__main__")
+    for name in main.commands():
         shown = StringIO()
         with redirect_stdout(shown):
             try:
-                code = command(["--help"])
+                code = main.find_command(name)(["--help"])
             except SystemExit as leaving:
                 code = leaving.code
         assert not code and "usage: python -m demo" in shown.getvalue(), (folder, name)
-    print(json.dumps(list(commands)), flush=True)
+    print(json.dumps(list(main.commands())), flush=True)
 """
 
 

@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
@@ -20,7 +19,6 @@ from .engine.errors import (
     LostRankError,
     PrintableFormatter,
     UsageError,
-    bad_flags_said_once,
     note_failure,
     printable,
     printable_lines,
@@ -33,8 +31,7 @@ def train(argv: Sequence[str]) -> int:
     from .engine.ranks.signals import StopRequest, ignore_signals
     from .settings import Settings
 
-    with bad_flags_said_once():
-        settings = Settings.parse(argv)
+    settings = Settings.parse(argv)
     # Before torch is imported, which takes a second: a signal in that second must not kill us.
     stop = StopRequest.install()
     from .train import run
@@ -76,24 +73,21 @@ TOOLS = {
     "sweep": "search for better settings, one trial after another",
 }
 
-Command = tuple[Callable[[Sequence[str]], int], str]
-"""What runs it, and its line of help."""
+
+def commands() -> dict[str, str]:
+    """Return the commands that this project has, each with its line of help."""
+    tools = {name: text for name, text in TOOLS.items() if find_spec(_module(name))}
+    return {each.__name__: str(each.__doc__) for each in (train, download)} | tools
 
 
-def commands() -> dict[str, Command]:
-    """Return the commands that this project has, by name."""
-    found: dict[str, Command] = {
-        function.__name__: (function, str(function.__doc__)) for function in (train, download)
-    }
-    for name, text in TOOLS.items():
-        module = f"{__package__}.tools.{name.replace('-', '_')}"
-        if find_spec(module):
-            found[name] = (partial(_run_tool, module), text)
-    return found
+def find_command(name: str) -> Callable[[Sequence[str]], int]:
+    """Return the function that runs a command with its flags and returns the exit code."""
+    own = {"train": train, "download": download}
+    return own[name] if name in own else import_module(_module(name)).main
 
 
-def _run_tool(module: str, argv: Sequence[str]) -> int:
-    return import_module(module).main(argv)
+def _module(name: str) -> str:
+    return f"{__package__}.tools.{name.replace('-', '_')}"
 
 
 def load_env() -> None:
@@ -121,7 +115,7 @@ def main() -> None:
     """
     available = commands()
     usage = f"usage: python -m {__package__} COMMAND [flags]\n\n" + "\n".join(
-        f"  {name:16}{text}" for name, (_, text) in available.items()
+        f"  {name:16}{text}" for name, text in available.items()
     )
     name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("-h", "--help"):
@@ -131,10 +125,10 @@ def main() -> None:
         near = difflib.get_close_matches(name, available, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
-    _run(available[name][0], argv)
+    _run(name, argv)
 
 
-def _run(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> NoReturn:
+def _run(name: str, argv: Sequence[str]) -> NoReturn:
     """Run a command, and exit with its code."""
     shown = logging.StreamHandler()
     shown.setFormatter(PrintableFormatter("%(message)s"))
@@ -146,12 +140,13 @@ def _run(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> NoRetu
         # Python removes what loading workers leave when their rank dies, and warns: not needed.
         filters = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")
-        code = command(argv)
+        code = find_command(name)(argv)
         sys.exit(code)
     except SystemExit as leaving:
         # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
         if leaving.code not in (None, 0, 75):
             note_failure()
+            wait_for_rank_0()
         raise
     except KeyboardInterrupt:  # outside a training, which saves first
         sys.exit(128 + signal.SIGINT)

@@ -13,7 +13,7 @@ import tyro
 import yaml
 from annotated_types import Ge, Gt, Lt
 
-from .errors import UsageError
+from .errors import UsageError, is_rank_0
 from .filesystem import full_path, read_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
     Raises:
         UsageError: a variable in a path is not set, or a user does not exist.
     """
-    return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog))
+    return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog, console_outputs=is_rank_0()))
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -113,7 +113,7 @@ def read_yaml(path: Path, links: bool = False) -> Any:  # noqa: ANN401 - any YAM
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings that every training has; settings.py adds those of this project.
+    """The settings of every training; settings.py adds those of this project.
 
     A flag overrides the YAML file, which overrides the default.
     """
@@ -127,8 +127,8 @@ class Settings:
     run_dir: str | None = None
     """folder of this run; else RUN_ROOT/EXPERIMENT/ and the Slurm job id, or the time"""
     resume: str = "auto"
-    """auto: go on from the run folder's newest checkpoint if it has one; never: refuse to; or
-    the PATH of a checkpoint or run folder to start from"""
+    """auto: continue from the newest checkpoint of the run folder, if any; never: require a run
+    folder without one; or the PATH of a checkpoint or run folder to start from"""
     seed: Count = 0
     """fixes initial parameters and the order of samples"""
     tags: tuple[str, ...] = ()
@@ -137,23 +137,23 @@ class Settings:
     """set everything up, print what would happen, write nothing"""
 
     dataset: str = "synthetic"
-    """which one of data.py"""
+    """which dataset of data.py"""
     data_dir: str = "data"
     """folder of the dataset's files"""
     workers: Count | Literal["auto"] = 0
-    """processes of a rank that load; auto: its CPUs less one; data in memory needs none"""
+    """loading processes of each rank; auto: its CPUs less one; data in memory needs none"""
 
     init_from: str | None = None
     """start from the weights of a run folder (its best checkpoint) or of a file"""
     init_partial: bool = False
-    """take from INIT_FROM what fits by name and shape, instead of refusing what does not"""
+    """load from INIT_FROM the parameters whose names and shapes fit, instead of requiring all"""
     freeze: tuple[str, ...] = ()
-    """parameters that keep their values, by patterns of their names, such as 'backbone.*'"""
+    """patterns of the names of parameters that are not trained, such as 'backbone.*'"""
 
     epochs: Positive = 1
     """passes over the training set"""
     max_steps: Positive | None = None
-    """end after this many optimizer steps, if that is sooner"""
+    """end after this many optimizer steps, if EPOCHS takes more"""
     batch_size: Positive = 64
     """samples a rank takes at once"""
     global_batch_size: Positive | None = None
@@ -164,11 +164,11 @@ class Settings:
     """samples a rank takes at once in evaluation"""
 
     validate_every: Count = 0
-    """optimizer steps between validations, besides those at the end of epochs; 0: none"""
+    """optimizer steps between validations, in addition to those after epochs; 0: none"""
     validate_epochs: Count = 1
-    """epochs between validations at their end; 0: none; there is one at the end of the run"""
+    """epochs between validations; 0: none but the one at the end of the run"""
     patience: Positive | None = None
-    """end the training when so many validations in a row were no better than the best"""
+    """end the training after this many validations in a row that are no better than the best"""
     ema: Annotated[float, Gt(0), Lt(1)] | None = None
     """decay of a moving average of the parameters, such as 0.999, which evaluations, the best
     checkpoint and predict then use"""
@@ -184,7 +184,7 @@ class Settings:
     warmup: Fraction = 0.2
     """share of the run in which the learning rate rises"""
     clip_norm: Rate | None = 2.0
-    """largest norm of the gradient; null in YAML, None as a flag: any"""
+    """largest norm of the gradient; no limit: null in YAML, None as a flag"""
 
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
     """auto: cuda (AMD's too) or xpu (Intel's) if there, then mps if alone, then cpu"""
@@ -193,7 +193,7 @@ class Settings:
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
     find_unused_parameters: bool = False
-    """let ddp take steps in which some parameters have no part; takes some time"""
+    """let ddp take steps that do not use all parameters; slower"""
     world_size: Positive | None = None
     """number of ranks expected; any other is an error"""
     timeout: Positive = 600
@@ -203,31 +203,31 @@ class Settings:
     compile: bool = False
     """compile the network with torch.compile"""
     deterministic: bool = False
-    """the same numbers in each run on GPUs too, with slower algorithms; an operation that has no
-    such algorithm is an error"""
+    """give the same numbers in each run on GPUs, too, with slower algorithms; an operation without
+    a deterministic algorithm is an error"""
 
     checkpoint_every: Positive = 500
     """optimizer steps between checkpoints; there is one at the end of each epoch too"""
     keep_checkpoints: Positive = 3
-    """newest checkpoints to keep, besides the best"""
+    """newest checkpoints to keep, in addition to the best"""
     log_every: Positive = 50
     """optimizer steps between log lines"""
     log_all_ranks: bool = False
     """let every rank log, not only rank 0"""
     trackers: tuple[str, ...] = ()
-    """where metrics go besides metrics.jsonl; none: nowhere"""
+    """trackers that get the metrics, in addition to metrics.jsonl; none: no tracker"""
     track_all_ranks: bool = False
-    """give every rank a run of its own in the trackers, for its own numbers, beside rank 0's"""
+    """give every rank its own run in the trackers, not only rank 0"""
     histograms_every: Count = 0
     """optimizer steps between histograms of parameters and gradients; 0: none"""
     register_model: str | None = None
-    """name under which the best network goes into the model registry of trackers that have one"""
+    """name of the best network in the model registry of trackers that have one"""
 
     def for_world(self, size: int) -> "Self":
-        """Return the settings with the batch size of each rank worked out.
+        """Return the settings with the batch size of each rank, from the global batch size.
 
         Raises:
-            UsageError: the global batch can't be shared evenly.
+            UsageError: the ranks can't share the global batch evenly.
         """
         if not self.global_batch_size:
             return self
@@ -273,6 +273,7 @@ class Settings:
             prog=f"python -m {__package__.partition('.')[0]} {prog}",
             description="A flag overrides the YAML file of settings, which overrides the default.",
             config=(tyro.conf.AvoidSubcommands,),
+            console_outputs=is_rank_0(),
         )
         return with_full_paths(cls.from_values(vars(settings)))
 

@@ -1,14 +1,11 @@
 """Errors that are shown as one line instead of a traceback, and text that is safe to show."""
 
-import io
 import logging
 import os
 import re
 import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -28,12 +25,17 @@ class LostRankError(UsageError):
     """Another rank has ended or does not answer; this rank has no error of its own."""
 
 
+def is_rank_0() -> bool:
+    """Return whether this is rank 0, as torchrun or srun says, or a process without a launcher."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
 def wait_for_rank_0() -> None:
     """Wait a few seconds on other ranks, so that an error of all ranks is printed once, by rank 0.
 
     When rank 0 fails, the launcher ends the other ranks.
     """
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+    if not is_rank_0():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         time.sleep(3)
 
@@ -47,21 +49,6 @@ def note_failure() -> None:
     if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
         with suppress(OSError):
             Path(os.environ["FAILURE_FILE"]).touch()
-
-
-@contextmanager
-def bad_flags_said_once() -> Iterator[None]:
-    """Hold back the message about bad flags until rank 0 has had the time to print its own."""
-    held = io.StringIO()
-    try:
-        with redirect_stderr(held):
-            yield
-    except SystemExit as leaving:
-        if leaving.code:
-            wait_for_rank_0()
-        raise
-    finally:
-        sys.stderr.write(held.getvalue())
 
 
 class PrintableFormatter(logging.Formatter):

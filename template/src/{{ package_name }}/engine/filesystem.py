@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, and read while another process writes them."""
+"""Reads and writes files of a run, which another process or user may write at the same time."""
 
 import errno
 import json
@@ -15,17 +15,17 @@ from typing import IO, Any, BinaryIO
 
 from .errors import UsageError
 
-MOST_BYTES = 2**24  # that are read of a file in a run folder
-MOST_METRICS = 2**30  # that are read of metrics.jsonl
+MOST_BYTES = 2**24  # of a file in a run folder; more are refused
+MOST_METRICS = 2**30  # of metrics.jsonl
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
-    """Write text, bytes, or what a function writes, so that `path` holds all of it or what it held.
+    """Write text, bytes, or what a function writes. After a failure, `path` is as it was before.
 
     Raises:
-        OSError: it could not be written (or what the function raises); nothing is left behind.
+        OSError: it could not be written. Errors of the function are raised, too.
     """
-    # A name that nobody can guess: in a shared folder a link may lie under any other.
+    # Nobody can guess the name: in a shared folder, another user could place a link there.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -45,7 +45,7 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
 def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
     """Open a file of a run folder, which another user may have made.
 
-    A link may lead to a secret of the caller, and opening a pipe waits for its other end.
+    A link may point to a secret of the caller, and opening a pipe waits for its other end.
 
     Raises:
         OSError: it can't be opened, is a link or a pipe, or a hard link to another user's file.
@@ -57,7 +57,7 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
             flags |= getattr(os, "O_NOFOLLOW", 0) | without_waiting
             number = os.open(name, flags, 0o666)
         except OSError as error:
-            known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file"}
+            known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file"}  # a pipe
             reason = known.get(error.errno or 0, error.strerror)
             raise OSError(error.errno, reason, name) from None
         facts = os.fstat(number)
@@ -67,7 +67,7 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
         if reason:
             os.close(number)
             raise OSError(errno.EPERM, reason, name)
-        if without_waiting:  # on Lustre, a read without waiting may fail
+        if without_waiting:  # on Lustre, reads in this mode may fail
             os.set_blocking(number, True)
         return number
 
@@ -75,15 +75,15 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:
-    """Return what a file of a run folder holds.
+    """Return the content of a file of a run folder.
 
     Args:
         path: the file, which another user may have written.
-        most: how many bytes are read.
-        last: of a longer file, return its last bytes.
+        most: how many bytes to read.
+        last: whether to return the last bytes of a longer file.
 
     Raises:
-        OSError: it can't be read, is no regular file, or is longer.
+        OSError: it can't be read, is no regular file, or is longer and `last` is false.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -95,7 +95,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:
 
 
 def set_aside(paths: Sequence[Path], folder: Path) -> Path:
-    """Move what is in a folder to a new one in it, `earlier-1` or the next number; return that."""
+    """Move files of a folder to its new subfolder `earlier-1`, or the next number; return that."""
     aside = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
     for path in paths:
         moved = aside / path.relative_to(folder)
@@ -105,7 +105,7 @@ def set_aside(paths: Sequence[Path], folder: Path) -> Path:
 
 
 def sync_names(folder: Path) -> None:
-    """Make the names in a folder outlive a power cut, as its files' content does."""
+    """Write the names in a folder to disk, so that they survive a power cut."""
     if hasattr(os, "O_DIRECTORY"):  # not on Windows
         number = os.open(folder, os.O_DIRECTORY)
         try:
@@ -115,7 +115,7 @@ def sync_names(folder: Path) -> None:
 
 
 def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, Any]:
-    """Return the JSON object that a file holds.
+    """Return the JSON object in a file.
 
     Args:
         path: the file.
@@ -123,7 +123,7 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
 
     Raises:
         OSError: it can't be read.
-        ValueError: it is no JSON object, or a value is of another type or out of range.
+        ValueError: it is not a JSON object, or a value has another type or is out of range.
     """
     try:
         values = json.loads(read_bytes(path))
@@ -141,14 +141,14 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
 
 
 def in_range(value: object) -> bool:
-    """Return whether a value, if it is a number, is a finite one that can be computed with."""
+    """Return whether a value is no number or a finite one that fits a float."""
     return not isinstance(value, int | float) or abs(value) < 1e300
 
 
 def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Return the whole lines of a metrics.jsonl, or of its last bytes; none if it is not there.
+    """Return the lines of a metrics.jsonl, or of its last bytes; none if there is no such file.
 
-    A line that is cut off, since it is being written or the disk was full, is left out.
+    Incomplete lines are left out: one that is being written, or was when the disk was full.
 
     Raises:
         OSError: it can't be read.
@@ -184,7 +184,7 @@ def full_path(name: str, path: str) -> str:
 
 
 def size_fault(archive: zipfile.ZipFile) -> str | None:
-    """Return what is wrong with an archive that unpacks to more than its size, None if nothing."""
+    """Return an error text if an archive unpacks to more than its own size, else None."""
     assert archive.fp
     size = archive.fp.seek(0, os.SEEK_END)
     unpacked = sum(each.file_size for each in archive.infolist())

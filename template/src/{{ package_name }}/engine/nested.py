@@ -1,4 +1,4 @@
-"""Batches and predictions of any nesting: tensors in tuples, lists and dictionaries."""
+"""Nested batches and predictions: tensors in tuples, lists and dictionaries."""
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:  # noqa: ANN401
-    """Return the same nesting with each tensor replaced by what a function makes of it."""
+    """Return the same nesting with a function applied to each tensor."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
         return {name: map_tensors(function, part) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        make = getattr(value, "_make", type(value))  # a named tuple takes its fields one by one
+        make = getattr(value, "_make", type(value))  # the type of a named tuple takes no iterable
         return make(map_tensors(function, part) for part in value)
     return value
 
@@ -40,11 +40,11 @@ def length(batch: Any) -> int:  # noqa: ANN401
 
 
 def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
-    """Yield what a batch of predictions holds of each sample: its row of every tensor.
+    """Yield the predictions of each sample: the same nesting, with one row of every tensor.
 
     Args:
-        value: tensors with a row for each sample; lists with an item for each pass as they are.
-        samples: how many there are.
+        value: nested tensors of shape (samples, ...).
+        samples: number of samples in the batch.
     """
     for number in range(samples):
         yield map_tensors(itemgetter(number), value)
@@ -53,7 +53,7 @@ def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
 def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN401
     """Return the number of values in nested dictionaries, lists and tuples.
 
-    One that is at several places counts at each of them.
+    A value that is referenced several times counts each time.
     """
     known = {} if known is None else known
     if id(value) not in known:
@@ -64,5 +64,5 @@ def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN4
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a nesting as JSON has it: tensors as numbers or lists of numbers."""
+    """Return a nesting with its tensors as numbers or lists of numbers, as JSON needs it."""
     return map_tensors(Tensor.tolist, value)

@@ -3,14 +3,14 @@
 It differs from torchrun in four ways:
 - If srun starts it without `--rdzv-endpoint`, the nodes meet on the first node, at a port that
   depends on the job and the step.
-- It passes USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to every process
-  of a step or to the first one alone. torchrun itself would die of them.
-- After TERM or INT, which it passes on, it gives the ranks time to save.
+- It passes USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to all processes
+  of a step or to the first one alone. They would end torchrun, whose --signals-to-handle needs a
+  newer torch, and kills ranks that take long to save.
+- After TERM or INT, which torchrun passes on, the ranks have more time to save.
 - Its exit code is that of the ranks, so that the batch script can tell 75 (stopped, run me again)
   from a failure.
 """
 
-import gc
 import os
 import signal
 import socket
@@ -24,20 +24,20 @@ from .errors import LEFT, UsageError, note_failure
 from .ranks.environment import rendezvous_address, srun_step
 
 SAVING_SECONDS = 120
-"""how long ranks may take to leave after a signal; torchrun's 30 are few for a checkpoint"""
+"""how long ranks may take to save and exit after a signal; torchrun gives them 30"""
 MEETING_SECONDS = 300
-"""how long nodes wait for the first one; torchrun's 60 are few"""
+"""how long nodes wait for the first one; torchrun gives it 60"""
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:
-    """Send a signal to the ranks; to one that Slurm has signalled too, it says nothing new."""
+    """Send a signal to the ranks. It does not matter if Slurm has sent it to them, too."""
     for rank in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             rank.send_signal(number)
 
 
 def _common(codes: set[int]) -> int:
-    """Return the exit code of the ranks, if all say the same, else 1."""
+    """Return the exit code of the ranks if it is the same for all, else 1."""
     return next(iter(codes)) if len(codes) == 1 else 1
 
 
@@ -52,7 +52,7 @@ def run() -> None:
     if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
         try:
             sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")
-            # One node may start minutes after another, such as from an image that is not cached.
+            # One node may start minutes after another, such as to load an image first.
             sys.argv.insert(1, f"--rdzv-conf=read_timeout={MEETING_SECONDS}")
         except UsageError as error:
             sys.exit(f"error: {error}")
@@ -82,7 +82,7 @@ def run() -> None:
     except SignalException as error:
         code = _common(codes or {128 + error.sigval})
     except RendezvousError as error:
-        # Often, the first node's torchrun has left, as its ranks had ended before those of here.
+        # Usually, the ranks of the first node have ended earlier, and its torchrun with them.
         code = _common(codes)
         if not codes:
             why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
@@ -90,10 +90,9 @@ def run() -> None:
             print(f"error: torchrun on {here} can't meet the other nodes: {why}", file=sys.stderr)
             if not LEFT.search(why):
                 note_failure()
-    # srun sends it when the first node leaves with 75: that must stay our exit code, too.
+    # srun sends TERM when the first node exits with 75. This node must exit with 75, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.freeze()  # at its end, Python would look through all objects of torch's once more
-    # Of a rank that a signal killed, the code is negative: say it as a shell does.
+    # The code of a rank that a signal killed is negative; a shell adds the signal to 128.
     sys.exit(code if code >= 0 else 128 - code)
 
 
