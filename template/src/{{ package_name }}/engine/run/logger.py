@@ -83,9 +83,7 @@ class RunLogger:
         facts = world.on_main(lambda: self._open(settings, world))
         if self.active:
             self.status.state |= {"best_metric": best[0], "best_direction": best[1]}
-            position = checkpointing.position
-            if position.best_score is not None:
-                self.best(position.best_score, position.best_step)
+            self.best(checkpointing.position.best_score, checkpointing.position.best_step)
         run = describe_run(settings, facts, checkpointing.resumed_from or 0, world.rank)
         self.trackers = start_trackers(run, self.lines.earlier if self.active else ())
 

@@ -153,16 +153,15 @@ class Recorder:
         """
         self._complete(world)
         mine, self.values = self._floats(), {}
-        maxima = [name for name, (how, _, _) in mine.items() if how == "max"]
-        added = [name for name, (how, _, _) in mine.items() if how in ("mean", "sum")]
-        sums = world.sum([number for name in added for number in mine[name][1:]])
+        added = [entry[1:] for entry in mine.values() if entry[0] in ("mean", "sum")]
+        sums = iter(world.sum([number for pair in added for number in pair]))
+        maxima = iter(world.maximum([v for how, v, _ in mine.values() if how == "max"]))
         reduced: Values = {}
-        for name, value, weight in zip(added, sums[::2], sums[1::2], strict=True):
-            reduced[name] = (mine[name][0], value, weight)
-        for name, value in zip(
-            maxima, world.maximum([mine[name][1] for name in maxima]), strict=True
-        ):
-            reduced[name] = ("max", value, 1.0)
+        for name, (how, _, _) in mine.items():
+            if how == "max":
+                reduced[name] = (how, next(maxima), 1.0)
+            elif how != "each":
+                reduced[name] = (how, next(sums), next(sums))
         each = {name: entry for name, entry in mine.items() if entry[0] == "each"}
         for rank, values in enumerate(world.gather(each) if each else ()):
             reduced |= {f"{name}/rank{rank}": entry for name, entry in values.items()}
