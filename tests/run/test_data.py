@@ -7,8 +7,6 @@ import http.server
 import os
 import random
 import resource
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,7 +22,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from .conftest import clean_environment, edited, srun
+from .conftest import edited, srun
 
 LOCK = threading.Lock()
 
@@ -155,7 +153,7 @@ def test_wrong_sizes_of_shards_are_an_error(project: Path, sizes: list[int], wor
         batches = TrainBatches(stream, 5, 0, 1, seed=1, workers=workers, pin=False)
         with pytest.raises(UsageError, match=r"^shard \d has 20 sample.s., not (19|21) as [^\n]*$"):
             list(batches.epoch(0, batches=had))
-    with pytest.raises(UsageError, match=r"7 shard.s., and the sizes of 2"):
+    with pytest.raises(UsageError, match=r"7 shard.s., but 2 sizes"):
         ShardStream(range(7), _twenty, sizes=sizes).assign(0, 1, seed=0)
 
 
@@ -243,7 +241,7 @@ def test_a_dataset_that_shared_memory_has_no_room_for_is_an_error(project: Path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(UsageError, match=r"unable to .*; make room in /dev/shm"):
+        with pytest.raises(UsageError, match=r"unable to .* make room in /dev/shm"):
             next(batches.epoch(0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -263,7 +261,7 @@ def test_a_batch_that_a_worker_cannot_send_is_an_error(project: Path, tmp_path: 
     job = srun(copy, tmp_path / "run", 1, "--workers=1").wait()
     assert job.codes == [1]
     assert "error: a loading worker can't send a batch: unable to " in job.log
-    assert "error: a loading worker is gone" in job.log and "Traceback" not in job.log
+    assert "error: a loading worker ended" in job.log and "Traceback" not in job.log
 
 
 def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Path) -> None:
@@ -275,7 +273,7 @@ def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Pat
     assert job.codes == [1]
     (line,) = [line for line in job.log.splitlines() if "[rank 0]" not in line]
     assert line.startswith("error: loading workers can't start: AF_UNIX path too long")
-    assert f"their socket is in {long}, so set TMPDIR" in line
+    assert f"their socket is in {long}: set TMPDIR" in line
 
 
 def _stream():  # noqa: ANN202 - its type is the project's
@@ -551,35 +549,6 @@ def test_the_log_says_once_that_steps_wait_for_data(
     assert job.log.count("of their time: --workers auto?") == said
 
 
-LOADS = """
-import multiprocessing, os, sys
-from demo.engine.data.workers import _report
-
-def work(kills):
-    if kills:
-        os.kill(multiprocessing.parent_process().pid, 9)
-    try:
-        raise ConnectionResetError("by the rank")
-    except ConnectionResetError:
-        _report(*sys.exc_info())
-
-if __name__ == "__main__":
-    worker = multiprocessing.get_context("spawn").Process(target=work, args=["kill" in sys.argv])
-    worker.start()
-    worker.join()
-"""
-
-
-def test_a_worker_says_nothing_of_the_end_of_its_rank(project: Path, tmp_path: Path) -> None:
-    """A rank that is killed, as when memory runs out, closes the connections of its workers."""
-    (tmp_path / "loads.py").write_text(LOADS)
-    for kill, said in (("", "ConnectionResetError: by the rank\n"), ("kill", "")):
-        env = clean_environment(project)
-        command = [sys.executable, str(tmp_path / "loads.py"), kill]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        assert done.stderr.endswith(said) and bool(done.stderr) == bool(said)
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path, late: bool) -> None:
     """Also where the rank is told late, and a batch on its way fails before."""
@@ -595,5 +564,5 @@ def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path, late: b
         time.sleep(0.5)
         server.resume()
     assert job.wait().codes[0] == 1
-    error = "error: a loading worker is gone, killed for its memory perhaps (DataLoader worker (pid"
+    error = "error: a loading worker ended, perhaps because memory ran out (DataLoader worker (pid"
     assert error in job.log and "Traceback" not in job.log and "leaked" not in job.log

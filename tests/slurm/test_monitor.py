@@ -371,7 +371,7 @@ def test_a_job_that_waits_says_why(project: Project) -> None:
             "start mlflow --listen=node --certificate=README.md",
             "TLS needs the files of --certificate and --key",
         ),
-        ("start tensorboard -- --partition=nowhere", "sbatch fails: .*nowhere"),
+        ("start tensorboard -- --partition=nowhere", "sbatch failed: .*nowhere"),
         ("restart", "there is none to restart"),
         ("serve aim", "serve is what the jobs run"),
         ("logs", "no server runs"),

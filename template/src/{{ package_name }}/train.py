@@ -120,7 +120,7 @@ class Trainer:
             self.logger,
             closing(self.loader),
             checkpointing,
-            lost_ranks_explained(world.rank, settings.timeout),
+            lost_ranks_explained(world.rank),
         ):
             while not self.position.is_end(settings):
                 if not self._train_epoch():

@@ -1,11 +1,9 @@
-"""Which rank and which worker reads which samples, and where to go on after a stop.
+"""Which rank and which worker reads which samples, and where a resumed run goes on.
 
-Two ways, chosen by the type of the dataset that data.py returns:
-- a map-style dataset (it has a length and an index) is read through `EpochSampler`: any order,
-  resume behind the same samples on any world size. Best for data in memory or in files that are
-  opened one by one.
-- a `ShardStream` is read from front to back, each shard by one reader. Best for large archives and
-  for data that can only be streamed.
+The type of the dataset that data.py returns decides:
+- A map-style dataset (with a length and an index) is read through `EpochSampler`, in any order. A
+  resumed run goes on at the same sample on any number of ranks.
+- A `ShardStream` is read from front to back, each shard by one worker of one rank.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,16 +25,15 @@ from .stream import SKIPPED, ShardStream
 from .workers import loading_workers, started
 
 Key = tuple[int, int]
-"""What a sample is asked for by: the epoch and its index."""
+"""The epoch and the index of a sample."""
 
 
 class EpochSampler(Sampler[list[Key]]):
     """Batches of keys for one rank.
 
-    An epoch is one permutation of the dataset, made from seed and epoch alone, cut into global
-    batches; each rank takes its part of every one. So a place in the epoch is a number of samples,
-    whatever the world size. The last, incomplete global batch is left out: a different one in each
-    epoch.
+    An epoch is a permutation of the dataset that depends on seed and epoch alone. It is cut into
+    global batches, and each rank takes its part of every one. So the position in an epoch is a
+    number of samples, on any world size. The last, incomplete global batch is left out.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class EpochSampler(Sampler[list[Key]]):
             )
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
-        """Choose the epoch's permutation, and how many samples of it all ranks had already."""
+        """Choose the epoch, and how many samples of it all ranks together had already."""
         self.epoch, self.consumed = epoch, consumed
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -69,9 +66,9 @@ class EpochSampler(Sampler[list[Key]]):
 
 
 class SeededSamples(Dataset):
-    """A map-style dataset in which a sample draws the same random numbers whoever reads it.
+    """A map-style dataset whose samples draw the same random numbers in every process.
 
-    A dataset that reads a whole batch at once draws those of the batch's first sample.
+    A dataset that reads a whole batch at once draws with the seed of the first sample.
     """
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
@@ -84,15 +81,15 @@ class SeededSamples(Dataset):
         if read := getattr(self.dataset, "__getitems__", None):
             seed_generators(seed + indices[0])
             return read(indices)
-        return [self._read(index, seed) for index in indices]
-
-    def _read(self, index: int, seed: int) -> Any:  # noqa: ANN401
-        seed_generators(seed + index)
-        return self.dataset[index]
+        samples = []
+        for index in indices:
+            seed_generators(seed + index)
+            samples.append(self.dataset[index])
+        return samples
 
 
 class _Counted:
-    """A collate function whose batches come with the number of their samples."""
+    """A collate function that returns the number of samples with each batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self.collate = collate or default_collate
@@ -102,18 +99,21 @@ class _Counted:
 
 
 class TrainBatches:
-    """One rank's training batches of one epoch after the other.
+    """The training batches of one rank, epoch by epoch.
 
     Args:
         dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
-            batch at once) and then `collate`, which gets what that returns.
-        batch_size: samples of a batch of this rank.
-        workers: as `loading_workers` has it.
+            batch at once) and `collate`, which gets what `__getitems__` returns.
+        batch_size: samples in a batch of this rank.
+        workers: see `loading_workers`.
         pin: copy batches to page-locked memory, for GPUs.
 
     Attributes:
-        samples: of all ranks in an epoch, None where it is not known.
+        samples: of all ranks in an epoch, None if unknown.
         uneven: whether other ranks may have more batches.
+
+    Raises:
+        UsageError: the ranks can't share the dataset, or it has too few samples or shards.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TrainBatches:
             **loading_workers(workers, dataset),
             "pin_memory": pin,
             "collate_fn": getattr(dataset, "collate", None),
-            # Its own: to ask for a batch draws from no other.
+            # Without it, each iterator would draw from the global generator.
             "generator": torch.Generator(),
         }
         if isinstance(dataset, ShardStream):
@@ -154,19 +154,18 @@ class TrainBatches:
             self.loader = DataLoader(seeded, batch_sampler=self.sampler, **options)
 
     def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[tuple[int, Any]]:
-        """Yield the batches of an epoch that are left, each with its number of samples.
+        """Yield the remaining batches of an epoch, each with its number of samples.
 
-        Of a map-style dataset these are the indices, equally many on each rank: `collate` may have
-        left some out, or have made several of each.
+        For a map-style dataset, samples are counted before `collate`, which may drop some.
 
         Args:
             epoch: the epoch.
-            consumed: samples that all ranks had of it before: where a map-style dataset goes on.
-            batches: batches that this rank had of it before: a stream reads them once more, and
-                decodes next to none of them.
+            consumed: samples of it that all ranks had before; for a map-style dataset.
+            batches: batches of it that this rank had before; for a stream, which reads them again
+                but decodes almost none.
         """
         if isinstance(self.dataset, ShardStream):
-            # Of each worker, batches are dropped that it has in any case among these.
+            # Workers take turns, so each made at least this many of the batches.
             share = batches // max(self.loader.num_workers, 1)
             self.dataset.set_epoch(epoch, skip=share * self.batch_size)
         else:
@@ -180,10 +179,10 @@ class TrainBatches:
                 yield samples, batch
 
     def spare(self) -> Any:  # noqa: ANN401 - whatever a batch is
-        """Return a stream's first batch of the epoch, for a rank that has no more.
+        """Return the first batch of a stream's epoch, for a rank that has no more batches.
 
-        It changes what networks keep, such as running statistics, and other ranks may see it. So a
-        resumed run, which skipped it, reads it again.
+        It changes running statistics of networks. So a resumed run, which skipped this batch, reads
+        it again.
 
         Raises:
             UsageError: this rank has no sample.
@@ -196,14 +195,14 @@ class TrainBatches:
         return self.first
 
     def close(self) -> None:
-        """End the loading workers. They ignore signals, so Python would wait for them at exit."""
+        """End the loading workers: they ignore signals, and Python would wait for them at exit."""
         del self.loader
 
 
 def evaluation_batches(
     dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int | Literal["auto"]
 ) -> Iterator[Any]:
-    """Return batches of some samples of a map-style dataset, in their order, unpadded."""
+    """Return batches of the samples with these indices, in this order; the last may be smaller."""
     loader = DataLoader(
         dataset,
         batch_sampler=BatchSampler(indices, batch_size, drop_last=False),

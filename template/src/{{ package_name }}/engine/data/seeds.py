@@ -1,8 +1,4 @@
-"""Seeds that are functions of what they are for, so that nothing random must be saved.
-
-train.py seeds each step, batches.py each sample and the order of an epoch, stream.py each sample of
-a shard, evaluate.py an evaluation.
-"""
+"""Seeds that depend only on what they are for, so that no state of a generator must be saved."""
 
 import random
 
@@ -11,15 +7,15 @@ import torch
 
 
 def derive(*key: object) -> int:
-    """Return a seed made from the key alone; other keys give unrelated seeds."""
+    """Return a seed made from a key alone; different keys give unrelated seeds."""
     return random.Random(" ".join(map(str, key))).getrandbits(62)
 
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch, NumPy and Python.
 
-    Called before each step and each sample: a resumed run then draws what the uninterrupted one
-    would have drawn. (`torch.manual_seed` does the same for every kind of device, slower.)
+    Called before each step and each sample, so that a resumed run draws the same numbers as an
+    uninterrupted one. `torch.manual_seed` does the same, but is slower.
     """
     torch.default_generator.manual_seed(seed)
     for gpus in (torch.cuda, torch.xpu):

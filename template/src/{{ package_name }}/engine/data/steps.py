@@ -13,7 +13,7 @@ from .batches import TrainBatches
 
 
 class Loaded(NamedTuple):
-    """A batch of this rank: its number of samples, and how much it counts in means."""
+    """A batch of this rank, its number of samples, and its weight in means."""
 
     batch: Any
     samples: int
@@ -25,14 +25,14 @@ class StepLoader:
 
     Args:
         dataset: the training set.
-        settings, world: as everywhere.
-        weigh: how much a batch counts; None: as many as it has samples.
+        settings: of the run. world: the ranks.
+        weigh: returns the weight of a batch; None: its number of samples.
 
     Attributes:
-        samples: of all ranks in an epoch, None where it is not known.
-        workers: processes that load.
-        uneven: whether the steps of other ranks may have other samples or weights.
-        waited: seconds that the last step's batches were waited for.
+        samples: of all ranks in an epoch, None if unknown.
+        workers: number of loading workers.
+        uneven: whether ranks may have different samples or weights in a step.
+        waited: seconds that this rank waited for the batches of the last step.
     """
 
     def __init__(
@@ -57,11 +57,12 @@ class StepLoader:
         self.batches.close()
 
     def epoch(self, epoch: int, consumed: int, epoch_steps: int) -> Iterator[list[Loaded]]:
-        """Yield the batches of each step that is left of an epoch, then empty lists.
+        """Yield the batches of each remaining step of an epoch, then empty lists.
 
         Args:
             epoch: the epoch.
-            consumed, epoch_steps: samples of all ranks, and steps, taken of this epoch.
+            consumed: samples of this epoch that all ranks had before.
+            epoch_steps: steps of this epoch taken before.
         """
         batches = self.batches.epoch(epoch, consumed, epoch_steps * self.accumulate)
         while True:
@@ -74,10 +75,10 @@ class StepLoader:
             yield loaded
 
     def padded(self, loaded: list[Loaded]) -> list[Loaded]:
-        """Return a step's batches, with spare ones of no samples where this rank has too few.
+        """Return a step's batches, filled up with spare batches that count no sample.
 
-        Its shards were shorter. It takes part in each forward and backward pass, at which ranks may
-        meet, so that the others need not stop.
+        A rank whose shards are shorter has too few batches, but must take part in every forward and
+        backward pass: the ranks communicate in them.
         """
         lacking = self.accumulate - len(loaded) if self.batches.uneven else 0
         return loaded + [Loaded(self.batches.spare(), 0, 0)] * lacking if lacking else loaded

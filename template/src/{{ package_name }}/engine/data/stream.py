@@ -2,8 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, count, groupby, islice
-from operator import itemgetter
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -12,10 +11,7 @@ from ..errors import UsageError
 from .seeds import derive, seed_generators
 
 SKIPPED = object()
-"""Stands for a sample of a batch that a resumed run drops."""
-
-Place = tuple[int, int]
-"""Where a sample is: its shard, counted in the order of an epoch, and its number in the shard."""
+"""Stands for a sample that a resumed run had before its stop."""
 
 
 class ShardStream(IterableDataset):
@@ -28,11 +24,11 @@ class ShardStream(IterableDataset):
         length: samples of all shards together, if known; the learning rate's schedule needs it,
             or else --max-steps.
         shuffle: samples to hold back and draw from at random, since a shard has an order.
-        decode: makes of what `read` yields, such as the bytes of an image, what is trained on. It
-            is called late: what is held back stays small, and what a resumed run had before its
-            stop is read, but not decoded once more.
-        sizes: samples of each shard, if known: the length is their sum, and a resumed run reads no
-            shard of which nothing is held back.
+        decode: converts what `read` yields, such as the bytes of an image, to a sample. It is
+            called after the shuffling, so that the samples held back stay small; a resumed run does
+            not decode again what it had before its stop.
+        sizes: samples of each shard, if known. The length is their sum, and a resumed run does not
+            read a shard again if it had all of its samples.
     """
 
     def __init__(
@@ -49,7 +45,11 @@ class ShardStream(IterableDataset):
         self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0
 
     def assign(self, rank: int, world_size: int, seed: int) -> None:
-        """Say which of how many ranks reads this copy."""
+        """Set the rank that reads this copy, the number of ranks, and the seed of the run.
+
+        Raises:
+            UsageError: there are fewer shards than ranks, or not one size for each shard.
+        """
         self.rank, self.world_size, self.seed = rank, world_size, seed
         if not self.shards:
             raise UsageError("the training set has no shard: is data_dir the right folder?")
@@ -60,12 +60,12 @@ class ShardStream(IterableDataset):
             )
         if self.sizes is not None and len(self.sizes) != len(self.shards):
             raise UsageError(
-                f"the training set has {len(self.shards)} shard(s), and the sizes of "
-                f"{len(self.sizes)}: it must be told that of each"
+                f"the training set has {len(self.shards)} shard(s), but {len(self.sizes)} sizes: "
+                "give the size of each shard"
             )
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        """Choose the order of shards and samples, and how many of each worker are dropped."""
+        """Choose the epoch, and how many samples each worker skips of it."""
         self.epoch, self.skip = epoch, skip
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,11 +75,10 @@ class ShardStream(IterableDataset):
         random.Random(derive("shards", self.seed, self.epoch)).shuffle(order)
         # Ranks first, then workers: a rank has a shard even where some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
-        draw = random.Random(derive("samples", self.seed, self.epoch, self.rank, mine))
-        if self.sizes is not None and self.skip:
-            drawn = self._resumed(order, draw, self.sizes)
-        else:
-            drawn = self._shuffled(chain.from_iterable(map(self._samples, order)), draw, [])
+        draws = derive("samples", self.seed, self.epoch, self.rank, mine)
+        finished = self._finished(order, draws)
+        samples = chain.from_iterable(self._samples(shard, finished) for shard in order)
+        drawn = self._shuffled(samples, draws, [])
         for number, (seed, sample) in enumerate(drawn):
             if number < self.skip:
                 yield SKIPPED
@@ -89,10 +88,9 @@ class ShardStream(IterableDataset):
             else:
                 yield sample
 
-    def _shuffled(
-        self, samples: Iterable[Any], draw: random.Random, held: list[Any]
-    ) -> Iterator[Any]:
-        """Yield samples as they are drawn from those that are held back."""
+    def _shuffled(self, samples: Iterable[Any], seed: int, held: list[Any]) -> Iterator[Any]:
+        """Yield samples in the order in which they are drawn from those held back."""
+        draw = random.Random(seed)
         for sample in samples:
             held.append(sample)
             if len(held) > self.shuffle:
@@ -100,31 +98,28 @@ class ShardStream(IterableDataset):
         while held:
             yield _take(held, draw)
 
-    def _resumed(
-        self, order: Sequence[int], draw: random.Random, sizes: Sequence[int]
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield as many places as are skipped, then the samples that are left."""
-        places = (
-            (which, number) for which, shard in enumerate(order) for number in range(sizes[shard])
-        )
-        held: list[Any] = []
-        # Which sample is drawn depends on how many are held back, not on what they are.
-        yield from islice(self._shuffled(places, draw, held), self.skip)
-        back = sorted(held)
-        samples = self._at(chain(back, places), order)
-        found = dict(zip(back, samples, strict=False))
-        held[:] = [found[place] for place in held]
-        yield from self._shuffled(samples, draw, held)
+    def _finished(self, order: Sequence[int], seed: int) -> set[int]:
+        """Return the shards of which all samples are skipped, as far as sizes are known.
 
-    def _at(self, places: Iterable[Place], order: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """Read the samples at some places, which are in the order of an epoch."""
-        for which, group in groupby(places, itemgetter(0)):
-            yield from self._samples(order[which], {number for _, number in group})
+        Which sample is drawn depends on how many are held back, not on what they are. So the draws
+        of the skipped samples are repeated with the number of the shard in place of each sample.
+        """
+        if self.sizes is None or not self.skip:
+            return set()
+        left = chain.from_iterable(repeat(shard, self.sizes[shard]) for shard in order)
+        held: list[int] = []
+        for _ in islice(self._shuffled(left, seed, held), self.skip):
+            pass
+        return set(order).difference(held, left)
 
-    def _samples(
-        self, shard: int, wanted: Collection[int] | None = None
-    ) -> Iterator[tuple[int, Any]]:
-        """Read a shard; a sample draws by its seed, the same in whatever process reads it."""
+    def _samples(self, shard: int, finished: Collection[int]) -> Iterator[tuple[int, Any]]:
+        """Yield the samples of a shard, each with its seed, the same in every process.
+
+        A finished shard is not read: its samples are skipped, and None stands for each.
+        """
+        if self.sizes is not None and shard in finished:
+            yield from repeat((0, None), self.sizes[shard])
+            return
         seed = derive("sample", self.seed, self.epoch, shard)
         samples = iter(self.read(self.shards[shard]))
         for number in count():
@@ -133,8 +128,7 @@ class ShardStream(IterableDataset):
                 sample = next(samples)
             except StopIteration:
                 break
-            if wanted is None or number in wanted:
-                yield seed + number, sample
+            yield seed + number, sample
         if self.sizes is not None and number != self.sizes[shard]:
             raise UsageError(
                 f"shard {self.shards[shard]} has {number} sample(s), not {self.sizes[shard]} as "

@@ -1,11 +1,11 @@
 """How loading workers start and end.
 
-A process that is forked from one with threads, such as Gloo's, can hang for ever: a lock that one
-of them held stays locked in the copy. So workers are forked from a helper without threads, the
-fork server of Python's multiprocessing; each rank that loads with workers has its own.
+A process forked from one with threads, such as those of Gloo, can hang: a lock that a thread held
+stays locked in the copy. So each rank forks its workers from a process without threads, the fork
+server of Python's multiprocessing.
 
-Slurm signals every process of a step, and what to do then is for the ranks to decide. Helpers and
-workers ignore signals from the moment they start.
+Slurm signals every process of a step, but only the ranks act on signals. The fork server and the
+workers ignore them from the moment they start.
 """
 
 import multiprocessing
@@ -20,7 +20,6 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import Queue
 from pickle import PicklingError
 from tempfile import gettempdir
-from types import TracebackType
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset
@@ -31,18 +30,18 @@ from ..ranks.signals import StopRequest, ignore_signals
 
 
 def loading_workers(workers: int | Literal["auto"], dataset: Dataset) -> dict[str, Any]:
-    """Return the options of a DataLoader that loads with a number of workers, or with none.
+    """Return the options of a DataLoader with this number of workers.
 
     Args:
-        workers: how many; auto: one for each CPU that this rank has besides its first.
-        dataset: what they get.
+        workers: how many; auto: one for each CPU of this rank besides its first.
+        dataset: the dataset that they read.
     """
     if workers == "auto":
         workers = Ranks.from_environment(os.environ).cpus(os.environ) - 1
     options: dict[str, Any] = {"num_workers": workers}
     if workers:
         options["worker_init_fn"] = _begin
-    # Elsewhere workers are not forked: they start as new programs (macOS, Windows).
+    # On macOS and Windows, workers start as new programs and are not forked.
     if workers and sys.platform == "linux":
         _start_fork_server(type(dataset).__module__)
         options["multiprocessing_context"] = "forkserver"
@@ -50,26 +49,18 @@ def loading_workers(workers: int | Literal["auto"], dataset: Dataset) -> dict[st
 
 
 def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
-    """Return a loader's batches of an epoch, which its workers load from now on from a dataset.
+    """Start the workers of a loader, and return its batches of an epoch.
 
     Raises:
-        UsageError: workers can't get the dataset, as it can't be pickled, or /dev/shm is too
-            small for it; later, one was killed.
+        UsageError: the dataset can't be pickled, or does not fit in /dev/shm; later: a worker
+            raised a UsageError or was killed.
     """
     try:
         return _loaded(iter(loader))
-    except RuntimeError as error:
-        if "</torch_" not in str(error):  # as files in /dev/shm are called
-            raise
+    except (PicklingError, AttributeError, TypeError, RuntimeError) as error:
         raise UsageError(
-            f"loading workers can't get the dataset: {error}; make room in /dev/shm, or use "
-            "--workers 0"
-        ) from None
-    except (PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"loading workers can't get the {type(dataset).__name__} of data.py: {error}; "
-            "make it without lambdas and open files (a worker opens them at its first read), or "
-            "use --workers 0"
+            f"loading workers can't get the {type(dataset).__name__} of data.py: {error}; make it "
+            "without lambdas and open files, make room in /dev/shm, or use --workers 0"
         ) from None
 
 
@@ -78,60 +69,50 @@ def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
         try:
             yield from batches
         except (ConnectionError, EOFError):
-            # Perhaps of a batch on its way from a worker that was killed. Once that is known, the
-            # loader says so when it is asked again.
+            # Perhaps the worker that sent this batch was killed: ask again after a moment, and the
+            # loader raises the RuntimeError below.
             time.sleep(1)
             with suppress(ConnectionError, EOFError):
                 next(batches, None)
             raise
     except UsageError as error:
-        # A worker's comes with its traceback, and then the message.
+        # The error of a worker is its traceback, and then the message.
         raise UsageError(str(error).strip().rpartition("UsageError: ")[2]) from None
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
         raise UsageError(
-            f"a loading worker is gone, killed for its memory perhaps ({error}): ask for more "
+            f"a loading worker ended, perhaps because memory ran out ({error}): ask for more "
             "memory, or use fewer --workers"
         ) from None
 
 
 def _start_fork_server(module: str) -> None:
     """Start this rank's fork server, with the dataset's module, unless it runs already."""
-    # What each worker imports: forked from a process that has it, a worker starts at once.
+    # The fork server imports these modules, so that no worker has to.
     multiprocessing.set_forkserver_preload(["torch.utils.data", module])
-    # A new program inherits which signals are blocked, and so do its forks. The rank itself gets
-    # what came meanwhile when it unblocks them. The resource tracker has a turn of its own since
-    # starting it, which the fork server would do, unblocks some.
+    # A new process inherits the blocked signals. The rank gets signals that come meanwhile when it
+    # unblocks them. The resource tracker is started first, because its start, which the fork server
+    # would do, unblocks some signals.
     for start in (resource_tracker.ensure_running, forkserver.ensure_running):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
         try:
             start()
         except OSError as error:
             raise UsageError(
-                f"loading workers can't start: {error}; their socket is in {gettempdir()}, so set "
-                "TMPDIR to another, short path, or use --workers 0"
+                f"loading workers can't start: {error}; their socket is in {gettempdir()}: set "
+                "TMPDIR to a short path, or use --workers 0"
             ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(_worker: int) -> None:
-    """Let this process, a new loading worker, ignore signals, and end when its rank does."""
+    """Prepare a new loading worker: ignore signals, and end when the rank ends."""
     ignore_signals()
-    sys.excepthook = _report
-    # A batch that can't be sent is dropped by default, and its rank would wait for it.
+    # By default, a batch that can't be sent is dropped, and the rank waits for it without end.
     Queue._on_queue_feeder_error = staticmethod(_leave_with_error)  # type: ignore[attr-defined]
     threading.Thread(target=_leave_with_rank, daemon=True).start()
-
-
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print what went wrong, unless it is that the rank is gone: that has a reason of its own."""
-    rank = multiprocessing.parent_process()
-    assert rank is not None
-    rank.join(1)  # its connections are closed first
-    if rank.is_alive():
-        sys.__excepthook__(kind, error, trace)
 
 
 def _leave_with_error(error: Exception, _batch: object) -> None:
@@ -141,7 +122,7 @@ def _leave_with_error(error: Exception, _batch: object) -> None:
 
 
 def _leave_with_rank() -> None:
-    # DataLoader's workers watch their parent, the fork server; but that one waits for them.
+    # DataLoader's workers watch their parent, but that is the fork server, which waits for them.
     rank = multiprocessing.parent_process()
     assert rank is not None
     rank.join()

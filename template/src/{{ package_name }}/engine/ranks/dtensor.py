@@ -1,6 +1,6 @@
-"""Tensors of which each rank has a part: torch's DTensors, which know where in the whole they lie.
+"""DTensors: tensors of which each rank has a part.
 
-Their class is imported only where one is made: that takes a second.
+Their class is imported only where one is made: the import takes a second.
 """
 
 from typing import Any
@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 def is_dtensor(value: Any) -> bool:  # noqa: ANN401 - whatever a checkpoint may hold
-    """Return whether this is a part of a tensor."""
+    """Return whether this is a DTensor."""
     return hasattr(value, "full_tensor")
 
 
 def full_tensor(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
-    """Return all of a tensor of which ranks may have a part each; every rank must call this."""
+    """Return the whole of a tensor or DTensor; every rank must call this."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - as is_dtensor
-    """Return this rank's part of a tensor that each rank has, cut as another one is.
+    """Return a tensor that every rank has whole, distributed in the same way as another one.
 
-    Where that other one is no part, or of another shape, it is the tensor itself.
+    If `like` is no DTensor or has another shape, return the tensor itself.
     """
     if not is_dtensor(like) or is_dtensor(tensor) or like.shape != tensor.shape:
         return tensor

@@ -1,15 +1,10 @@
-"""From a signal to a note that all ranks act on at the same step.
+"""Signals that ask a run to stop.
 
-A handler only notes the signal. The ranks tell each other between steps (step_totals.py), save
-(`_stop` in train.py) and leave together: saving inside a handler, or on one rank alone, hangs or
-corrupts.
+A handler only notes the signal. Before the next step, the ranks tell each other (step_totals.py),
+save (`_stop` in train.py) and leave together.
 """
 
-import os
 import signal
-import socket
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -22,8 +17,8 @@ EXIT_CODE = 75
 class StopRequest:
     """Whether this rank was asked to stop.
 
-    Slurm sends USR2 before the time limit (as our scripts ask) and TERM at preemption; USR1 is
-    what other scripts use; INT is Ctrl-C. A second INT ends the process at once.
+    Slurm sends USR2 before the time limit, as the batch scripts ask, and TERM at preemption. Other
+    scripts use USR1. INT is Ctrl-C; a second INT ends the process at once.
     """
 
     SIGNALS: ClassVar = tuple(
@@ -37,7 +32,7 @@ class StopRequest:
 
     @classmethod
     def install(cls) -> "StopRequest":
-        """Return a request that the process's signals set from now on."""
+        """Return a request that the signals of this process set from now on."""
         request = cls()
         for number in cls.SIGNALS:
             signal.signal(number, request._note)
@@ -50,30 +45,17 @@ class StopRequest:
 
 
 @contextmanager
-def leave_at_signals() -> Iterator[None]:
-    """Exit at a signal as if it killed: for a wait in C++, during which Python runs no handler."""
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-
-    def watch() -> None:
-        if number := reader.recv(1):
-            name = signal.Signals(number[0]).name
-            print(f"stopped by {name} before all ranks had met", file=sys.stderr, flush=True)
-            os._exit(128 + number[0])
-
-    thread = threading.Thread(target=watch, name="signals", daemon=True)
-    thread.start()
-    before = signal.set_wakeup_fd(writer.fileno())
+def default_signals() -> Iterator[None]:
+    """Let signals end the process: during a wait in C++, Python runs no handler."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in StopRequest.SIGNALS}
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        writer.close()
-        thread.join()
-        reader.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def ignore_signals() -> None:
-    """Ignore signals: in a loading worker, since the rank decides; in a rank that is done."""
+    """Ignore signals: in a loading worker, as its rank acts on them, and in a finished rank."""
     for number in StopRequest.SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,6 @@
-"""How the network is spread over the ranks: a copy on each (DDP), or a part of it (FSDP).
+"""The strategies: each rank has a copy of the network (DDP), or a part of it (FSDP).
 
-All that differs in training is here. Under FSDP, parameters, gradients and the optimizer have
-parts (dtensor.py).
+Under FSDP, parameters, gradients and the state of the optimizer are DTensors (dtensor.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,15 +20,15 @@ Units = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 def distribute(network: nn.Module, units: Units, settings: Settings, world: World) -> nn.Module:
-    """Put a network on this rank's device, spread it, and return what is called in training.
+    """Put a network on this rank's device, distribute it, and return the module to train with.
 
-    The network itself stays what evaluation and checkpoints use. With FSDP its parameters become
-    DTensors, so the optimizer is built after this. One rank has the whole network either way.
+    Evaluation and checkpoints use the network itself. FSDP turns its parameters into DTensors, so
+    the optimizer must be built after this. A single rank keeps the whole network.
 
     Args:
         network: on the CPU.
-        units: of a network, the parts that FSDP gathers one at a time.
-        settings, world: as everywhere.
+        units: returns the parts of a network that FSDP gathers one at a time.
+        settings: of the run. world: the ranks.
 
     Raises:
         UsageError: FSDP can't shard the network.
@@ -48,7 +47,7 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
 def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel:
     """Return the network with its gradients averaged over all ranks.
 
-    Buffers are not broadcast at each step: evaluation and checkpoints take rank 0's.
+    Buffers are not broadcast at each step: evaluation and checkpoints use those of rank 0.
     """
     # torch 2.13 renamed the option.
     new, old = "forward_sync_buffers", "broadcast_buffers"
@@ -68,12 +67,12 @@ def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel
 
 
 class _WithFirstPass(nn.Module):
-    """A network behind a first pass that reads no batch.
+    """A network with a first forward pass that needs no batch.
 
     DDP makes its final buckets after the first backward pass of a process, in the order in which
-    gradients arrived. On more than two ranks, a sum depends on where in a bucket it stands. So the
-    first pass must be the same in a new process and in one that resumes: it gives gradients of
-    zeros and ones in the reverse order of the parameters, and changes nothing but the buckets.
+    gradients arrive. On more than two ranks, the rounding of a sum depends on its place in a
+    bucket. So the first pass must be the same in a new process and in one that resumes. This one
+    changes nothing but the buckets.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -88,22 +87,21 @@ class _WithFirstPass(nn.Module):
 
 
 def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -> None:
-    """Leave on this rank, and on its device, its part of each parameter.
+    """Keep on this rank's device only its part of each parameter.
 
-    Units are put together for as long as they compute: a unit at a time, first those of `units`,
-    then what is left of the network.
+    FSDP gathers a unit while it computes: first those of `units`, then the rest of the network.
     """
-    # Imported here: DDP does without, a second sooner.
+    # Imported here: it takes a second, and DDP does not need it.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    # Parts are cut from contiguous memory.
+    # FSDP needs contiguous parameters.
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()
     mesh = init_device_mesh(world.device.type, (world.size,))
     for unit in (*units(network), network):
-        # In bf16, parameters travel as what autocast would make of them. Not beside running
-        # statistics, which batch normalization wants in its parameters' type.
+        # In bf16, parameters are gathered in the dtype to which autocast casts them. A unit with
+        # running statistics keeps fp32: batch normalization needs the dtype of its parameters.
         half = settings.precision == "bf16" and not any(
             hasattr(each, "running_mean") for each in unit.modules()
         )
@@ -122,11 +120,11 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
 
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the parts of a network's outermost sequences, such as the blocks of a transformer."""
+    """Yield the elements of the outermost sequences of a network, such as transformer blocks."""
     for child in network.children():
         if isinstance(network, nn.Sequential | nn.ModuleList) and not isinstance(
             child,
-            nn.ModuleList | nn.ModuleDict,  # which compute nothing themselves
+            nn.ModuleList | nn.ModuleDict,  # these compute nothing themselves
         ):
             if next(child.parameters(), None) is not None:
                 yield child
@@ -135,7 +133,7 @@ def blocks(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Return the norm of the gradient, all ranks' parts together; scale it down to the limit.
+    """Clip the gradient to a norm of at most `limit`, and return its norm before.
 
     Every rank must call this.
     """
@@ -146,7 +144,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 
 
 def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:
-    """Return the norm of all parameters, all ranks' parts together; every rank must call this."""
+    """Return the norm of all parameters; every rank must call this."""
     return full_tensor(
         nn.utils.get_total_norm(p.detach() for network in networks for p in network.parameters())
     )

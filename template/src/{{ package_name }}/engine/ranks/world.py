@@ -1,8 +1,9 @@
-"""This rank's view of all ranks, and how they exchange values."""
+"""The ranks, and how they exchange values."""
 
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from ..errors import UsageError
 
 @dataclass
 class World:
-    """The ranks that train together, seen from one of them.
+    """The ranks that train together, as one of them sees them.
 
-    Gradients travel through the default process group. What ranks tell each other besides goes
-    through `control`, a group of its own, over Gloo and between CPUs: no GPU waits for it.
+    Gradients are averaged in the default process group. Everything else goes through `control`, a
+    group over Gloo between CPUs, so that no GPU waits for it.
     """
 
     rank: int
@@ -41,32 +42,34 @@ class World:
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """Return the sums of the values over all ranks, the same numbers on each."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        """Return the sums of the values over all ranks."""
+        return self.sum_tensor(torch.tensor(values, dtype=torch.float64)).tolist()
 
     def maximum(self, values: list[float]) -> list[float]:
-        """Return the largest of each value over all ranks, the same numbers on each."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        """Return the largest of each value over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        return self.sum_tensor(tensor, dist.ReduceOp.MAX).tolist()
 
-    def sum_tensor(self, values: Tensor) -> Tensor:
-        """Return the sums of a tensor on the CPU over all ranks, the same on each."""
+    def sum_tensor(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ANN401 - RedOpType
+        """Return the sums of a tensor on the CPU over all ranks."""
         if self.size > 1 and values.numel():
-            dist.all_reduce(values, group=self.control)
+            dist.all_reduce(values, operation, group=self.control)
         return values
 
-    def _reduce(self, values: list[float], operation: Any) -> list[float]:  # noqa: ANN401 - RedOpType
-        if self.size == 1 or not values:
-            return values
-        tensor = torch.tensor(values, dtype=torch.float64)  # in which counts stay exact
-        dist.all_reduce(tensor, operation, group=self.control)
-        return tensor.tolist()
-
-    def start_sum(self, values: list[int]) -> "Sum":
-        """Start to sum the values over all ranks, and return what has the sums later."""
+    def start_sum(self, values: list[int]) -> Callable[[], list[int]]:
+        """Start to sum the values over all ranks; return a function that waits for the sums."""
         tensor = torch.tensor(values, dtype=torch.int64)
-        if self.size == 1:
-            return Sum(tensor, None)
-        return Sum(tensor, dist.all_reduce(tensor, group=self.control, async_op=True))
+        work = None
+        if self.size > 1:
+            work = dist.all_reduce(tensor, group=self.control, async_op=True)
+
+        @cache
+        def result() -> list[int]:
+            if work:
+                work.wait()
+            return tensor.tolist()
+
+        return result
 
     def broadcast(self, value: Any) -> Any:  # noqa: ANN401 - whatever can be pickled
         """Return rank 0's value on every rank."""
@@ -92,11 +95,10 @@ class World:
         return values
 
     def on_main(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
-        """Call a function on rank 0 and return on every rank what it returned.
+        """Call a function on rank 0 and return its result on every rank.
 
         Raises:
-            UsageError: on every rank, where the function raised it; so no rank waits for one that
-                has left.
+            UsageError: on every rank, if the function raised it on rank 0.
         """
         result = None
         if self.is_main:
@@ -110,26 +112,11 @@ class World:
         return result
 
     def leave(self) -> None:
-        """Part from the other ranks, when all have come here."""
+        """Leave the process group when all ranks have come here."""
         if self.size > 1:
-            # Rank 0 may still have been writing, and the launcher ends all once one has left.
+            # Rank 0 may still be writing, and the launcher stops all ranks once one has left.
             dist.barrier(self.control)
-            # Gloo's threads drop tensors that Python made, and abort the process if they do so
-            # while the interpreter shuts down. They are joined with the last reference.
+            # Threads of Gloo free tensors of Python, and abort the process if they do so while the
+            # interpreter shuts down. They end with the last reference to the group.
             self.control = None
             dist.destroy_process_group()
-
-
-@dataclass
-class Sum:
-    """Sums over all ranks that are on their way while a rank does something else."""
-
-    tensor: Tensor
-    work: dist.Work | None
-
-    def result(self) -> list[int]:
-        """Wait for the others; return the sums, the same numbers on each rank."""
-        if self.work is not None:
-            self.work.wait()
-            self.work = None
-        return self.tensor.tolist()
