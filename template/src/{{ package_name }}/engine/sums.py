@@ -61,7 +61,7 @@ class Sums:
         names = sorted(mine)
         zeros = torch.zeros((), dtype=torch.float64)
         own = [self.totals.get(name, zeros.expand(mine[name])).reshape(-1) for name in names]
-        parts = world.sum_tensor(torch.cat(own)).split([each.numel() for each in own])
+        parts = world.all_reduce(torch.cat(own)).split([each.numel() for each in own])
         found = dict(zip(names, parts, strict=True))
         return {name: found[name].reshape(shape) for name, shape in mine.items()}
 

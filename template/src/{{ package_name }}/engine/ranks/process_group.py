@@ -122,10 +122,11 @@ def lost_ranks_explained(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
             raise
+        why = " ".join(str(error).split())
         raise LostRankError(
-            f"rank {rank} on {socket.gethostname()} lost another rank "
-            f"({' '.join(str(error).split())}): see the last log lines of that rank; if it has none, "
-            "perhaps its memory ran out; if it was slow, raise --timeout"
+            f"rank {rank} on {socket.gethostname()} lost another rank ({why}): see the last log "
+            "lines of that rank; if it has none, perhaps its memory ran out; if it was slow, raise "
+            "--timeout"
         ) from None
 
 

@@ -43,15 +43,15 @@ class World:
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums of the values over all ranks."""
-        return self.sum_tensor(torch.tensor(values, dtype=torch.float64)).tolist()
+        return self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
 
     def maximum(self, values: list[float]) -> list[float]:
         """Return the largest of each value over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        return self.sum_tensor(tensor, dist.ReduceOp.MAX).tolist()
+        return self.all_reduce(tensor, dist.ReduceOp.MAX).tolist()
 
-    def sum_tensor(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ANN401 - RedOpType
-        """Return the sums of a tensor on the CPU over all ranks."""
+    def all_reduce(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ANN401 - RedOpType
+        """Reduce a tensor on the CPU over all ranks, and return it."""
         if self.size > 1 and values.numel():
             dist.all_reduce(values, operation, group=self.control)
         return values
