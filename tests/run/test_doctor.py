@@ -158,22 +158,6 @@ def test_a_broken_package_is_named_and_the_rest_goes_on(place: Place, module: st
     assert lines(found, "run folder")[0].startswith("ok ")
 
 
-def test_a_package_that_lost_files_is_named(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after a clean-up of old files on a scratch file system; pip takes it for installed."""
-    from demo.tools.doctor.software import lost_files
-
-    (tmp_path / "clay").mkdir()
-    (tmp_path / "clay/kept.py").touch()
-    info = tmp_path / "clay-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Name: clay\nVersion: 1.0\n")
-    (info / "RECORD").write_text("clay/__init__.py,,\nclay/kept.py,,\nclay/deep/down.py,,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert lost_files("clay") == ["clay/__init__.py"]
-
-
 def test_files_that_git_ignores_are_named(place: Place) -> None:
     (place.bin / "git").symlink_to(shutil.which("git") or "git")
     (place.project / "slurm/site.sh").write_text("export MASTER_PORT=29500\n")
@@ -296,10 +280,8 @@ def test_what_slurm_says_is_passed_on(place: Place, words: str, answer: str) -> 
 
 def test_in_a_job_nothing_is_submitted(place: Place) -> None:
     place.commands({"sbatch": "exit 1"})
-    asked = {"SLURM_GPUS": "1", "SLURM_MEM_PER_NODE": "200"}
-    code, found = place.doctor(*QUIET, SLURM_JOB_ID="77", **asked)
-    assert (code, troubles(found)) == (0, [])
-    assert "do not inherit its SLURM_GPUS, SLURM_MEM_PER_NODE" in lines(found, "this job")[0]
+    code, found = place.doctor(*QUIET, SLURM_JOB_ID="77")
+    assert (code, troubles(found), lines(found, "Slurm")) == (0, [], [])
 
 
 MODULE = """
@@ -419,7 +401,7 @@ def test_a_tracker_is_imported(place: Place) -> None:
     assert (code, troubles(found)) == (0, [])
     (line,) = lines(found, "tensorboard")
     assert "can be imported; 'python -m demo check-trackers' logs a run to it" in line
-    (place.project / "src" / "demo" / "tracking" / "mlflow.py").write_text("import no_such_thing")
+    (place.project / "src" / "demo" / "trackers" / "mlflow.py").write_text("import no_such_thing")
     (place.project / ".env").touch(0o644)
     code, found = place.doctor(*flags, "mlflow")
     assert code == 1
@@ -492,10 +474,10 @@ def test_a_clock_that_is_off_is_found(place: Place, seconds: int, status: str, w
     at_start = f"import time; now = time.time; time.time = lambda: now() + {seconds}"
     code = 1 if status == "error" else 0
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=code)
-    for line, whose in zip(troubles(found), ("file server of runs", "first node"), strict=True):
-        said = re.match(rf"{status} +clock +n2: is (\d+) s {way} the {whose}", line)
-        # A slow machine can't tell to the second.
-        assert said and abs(abs(seconds) - int(said[1])) <= 10, found
+    (line,) = troubles(found)
+    said = re.match(rf"{status} +clock +n2: is (\d+) s {way} the file server of runs", line)
+    # A slow machine can't tell to the second.
+    assert said and abs(abs(seconds) - int(said[1])) <= 10, found
 
 
 def test_nodes_that_do_not_agree_are_named(place: Place) -> None:

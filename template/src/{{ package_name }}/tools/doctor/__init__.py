@@ -1,7 +1,7 @@
 """Checks what a job needs, before it waits in the queue or spends GPU hours.
 
-The modules import only the standard library at first, because a broken environment is one of the
-things to find.
+These modules import packages inside functions, because a broken environment is one of the things to
+find.
 """
 
 import argparse
@@ -27,32 +27,33 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Print the findings, one on a line; return 1 if there is an error, else 0.
 
-    With `--nodes=report`, print them as a line of JSON and return 0. Bad flags end the process with
-    exit code 2.
+    With `--nodes=report`, print them as a line of JSON and return 0. With bad flags, the process
+    ends with exit code 2.
 
     Raises:
         UsageError: the file for the results can't be written.
     """
     flags, others = _parser().parse_known_args(argv)
-    # A package that was built for another CPU kills the process. This shows which import it was.
+    # A package that was built for another CPU kills the process. This shows which import does it.
     faulthandler.enable()
-    settings, wrong = _settings(others)
+    settings, bad_settings = _settings(others)
     jobs = scripts.read(Path("slurm"))
-    here = chain(wrong, nodes.check(settings, jobs))
+    here = chain(bad_settings, nodes.check(settings, jobs))
     if flags.nodes == "report":
         print(nodes.report(settings, here), flush=True)
         return 0
     if flags.nodes == "compare":
         of_nodes = attempt("nodes", nodes.compare, sys.stdin, settings)
+    elif nodes.count() > 1:
+        message = "only this node is checked: 'sbatch slurm/doctor.sbatch' checks the others too"
+        of_nodes = chain([Finding("warning", "nodes", message)], here)
     else:
-        alone = Finding("warning", "nodes", "'sbatch slurm/doctor.sbatch' checks the others, too")
-        of_nodes = chain([alone] * (nodes.count() > 1), here)
+        of_nodes = here
     found = []
     for finding in chain(of_nodes, _check_project(settings, jobs)):
         say(finding)
         found.append(finding)
-    statuses: list[str] = [each.status for each in found]
-    errors, warnings = statuses.count("error"), statuses.count("warning")
+    errors, warnings = (sum(f.status == s for f in found) for s in ("error", "warning"))
     say(f"\n{errors} error(s), {warnings} warning(s)")
     if flags.json:
         findings = [dataclasses.asdict(finding) for finding in found]
@@ -77,11 +78,11 @@ def _check_project(
 
 def _check_trackers(settings: "Settings") -> Iterator[Finding]:
     """Import the trackers that the settings name."""
-    from ... import trackers as tracking
+    from ...trackers import load, select
 
-    for name in tracking.select(settings.trackers):
+    for name in select(settings.trackers):
         try:
-            tracking.load(name)
+            load(name)
         except Exception as error:
             yield Finding("error", name, describe(error))
         else:

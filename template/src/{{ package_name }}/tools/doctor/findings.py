@@ -1,4 +1,4 @@
-"""One finding of a check, and how a check that raises leaves the others alone."""
+"""The finding of a check; `attempt` makes a finding of an exception, so that other checks run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Finding:
     Args:
         status: `ok`, `warning` (jobs run, but perhaps not as intended), or `error` (jobs fail).
         name: the subject, in a word or two.
-        message: what was found and, unless the status is `ok`, what to do.
+        message: the facts and, unless the status is `ok`, what to do.
         nodes: the nodes that the finding is about; empty if it is about all of them.
     """
 

@@ -6,7 +6,6 @@ JSON. `doctor --nodes=compare` on the first node reads the reports and compares 
 
 import json
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -15,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import say
 from . import software
@@ -25,15 +24,12 @@ from .scripts import Script
 if TYPE_CHECKING:
     from ...settings import Settings
 
-GIB = 2**30
-# What it means if nodes differ in it.
 DIFFERENCES: dict[str, Status] = {"python": "error", "torch": "error", "GPUs": "warning"}
-# Seconds. A report may take a moment to arrive, so a smaller difference can't be told. If clocks
-# differ by minutes, Slurm's authentication (munge) and Kerberos refuse credentials.
+"""The findings that should be the same on all nodes, and the status if they differ."""
+# Seconds. Slurm's authentication (munge) and Kerberos refuse credentials if clocks differ by
+# minutes.
 CLOCK_WARNING, CLOCK_ERROR = 5, 60
 FILE_DELAY = 30  # seconds that a new file may take to appear on another node
-# Trackers with a database in the run root, unless this variable names a server.
-DATABASES = {"aim": "AIM_REPO", "mlflow": "MLFLOW_TRACKING_URI"}
 
 Report = dict[str, Any]
 
@@ -50,10 +46,12 @@ def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Findi
     yield from attempt("torch", software.pytorch, settings, jobs)
     if settings:
         yield from attempt("dataset", _dataset, settings)
-    root = Path(settings.run_root if settings else ".")
-    yield from attempt("run folder", _run_root, root, settings)
-    yield from attempt("space", _space, root)
+    yield from attempt("run folder", _writable, _run_root(settings))
     yield from attempt("network", _network, os.environ)
+
+
+def _run_root(settings: "Settings | None") -> Path:
+    return Path(settings.run_root if settings else ".")
 
 
 def _dataset(settings: "Settings") -> Iterator[Finding]:
@@ -68,8 +66,8 @@ def _dataset(settings: "Settings") -> Iterator[Finding]:
     yield Finding("ok", "dataset", f"{settings.dataset}: {', '.join(sizes)}")
 
 
-def _run_root(root: Path, settings: "Settings | None") -> Iterator[Finding]:
-    """Write a file, lock it, and compare the clock with the file server's."""
+def _writable(root: Path) -> Iterator[Finding]:
+    """Write a file, and compare the clock of this node with the clock of the file server."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=root, prefix=".doctor-") as file:
@@ -77,61 +75,21 @@ def _run_root(root: Path, settings: "Settings | None") -> Iterator[Finding]:
             file.write("Can files be written here?")
             file.flush()
             stored, after = os.stat(file.name).st_mtime, time.time()
-            locked = _lock(file)
     except OSError as error:
         message = f"{root} can't be written ({error.strerror}): set run_root to a folder of yours"
         yield Finding("error", "run folder", message)
         return
     yield Finding("ok", "run folder", f"{root} can be written")
-    apart = before - stored if stored < before else min(after - stored, 0)
-    yield _clock(f"the file server of {root}", apart)
-    if locked and (trackers := _databases(settings)):
-        yield Finding("error", "locks", f"files in {root} can't be locked ({locked}), {trackers}")
-
-
-def _lock(file: IO) -> str:
-    """Lock an open file until it is closed; return why that failed, or an empty string."""
-    try:
-        import fcntl
-
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # Windows
-        return ""
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _databases(settings: "Settings | None") -> str:
-    """Return which trackers need locks in the run root, and what to do; empty if none does."""
-    from ...trackers import select
-
-    names = []
-    for name in select(settings.trackers) if settings else ():
-        server = os.environ.get(DATABASES.get(name, ""), "")
-        if name in DATABASES and not server.startswith(("http://", "https://", "aim://")):
-            names.append(name)
-    if not names:
-        return ""
-    return (
-        f"which the database of {' and '.join(names)} needs: choose --run-root on another file "
-        f"system, or name a server in {' and '.join(DATABASES[name] for name in names)}"
+    ahead = before - stored if stored < before else min(after - stored, 0)
+    if abs(ahead) < CLOCK_WARNING:
+        yield Finding("ok", "clock", f"agrees with the file server of {root}")
+        return
+    message = (
+        f"is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the file server of {root}: "
+        "the times in logs are wrong, and Slurm refuses credentials if clocks differ by minutes: "
+        "tell your administrators"
     )
-
-
-def _space(run_root: Path) -> Iterator[Finding]:
-    """Check that there is room for checkpoints, temporary files and shared memory."""
-    folders = (run_root, Path(tempfile.gettempdir()), Path("/dev/shm"))
-    full = []
-    for folder in folders:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if (free := shutil.disk_usage(there).free) < GIB:
-            full.append(f"{folder} has {free // 2**20} MiB free")
-    if full:
-        message = f"{', '.join(full)}: checkpoints and loading workers need more"
-        yield Finding("warning", "space", message)
-    else:
-        yield Finding("ok", "space", f"1 GiB and more in {', '.join(map(str, folders))}")
+    yield Finding("error" if abs(ahead) >= CLOCK_ERROR else "warning", "clock", message)
 
 
 def _network(env: Mapping[str, str]) -> Iterator[Finding]:
@@ -154,15 +112,11 @@ def _network(env: Mapping[str, str]) -> Iterator[Finding]:
 def report(settings: "Settings | None", findings: Iterable[Finding]) -> str:
     """Return this node's report as a line of JSON, after looking for the first node's file."""
     words = [[each.status, each.name, each.message] for each in findings]
-    shared = lockable = None
+    shared = None
     if settings:
-        path = _shared_file(settings)
-        with suppress(OSError):  # if the folder can't be written, there is a finding of it
-            shared = _appears(path)
-            with path.open("r+") as file:
-                lockable = not _lock(file)
-    node = {"host": socket.gethostname(), "shared": shared, "lockable": lockable}
-    return json.dumps({**node, "findings": words, "time": time.time()})
+        with suppress(OSError):  # a finding already says that the folder can't be written
+            shared = _appears(_shared_file(settings))
+    return json.dumps({"host": socket.gethostname(), "shared": shared, "findings": words})
 
 
 def _appears(path: Path) -> bool:
@@ -182,61 +136,52 @@ def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Findi
 
     Args:
         lines: what the nodes print: their reports, and other lines, which are printed.
+        settings: of the run; None if they can't be read.
     """
     shared = _shared_file(settings)
     with suppress(OSError):  # the nodes report that the folder can't be written
         shared.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(shared.open("x"))
+            shared.open("x").close()
             stack.callback(shared.unlink, missing_ok=True)
-            _lock(file)
         except FileExistsError:  # perhaps another user's, or a link
             message = f"{shared} exists: remove it, or choose another --run-root"
             yield Finding("error", "run folder", message)
         except OSError:
             pass
         reports = sorted(_reports(lines), key=itemgetter("host"))
-    yield from merge(reports)
+    yield from _merge(reports)
     hosts = [report["host"] for report in reports]
     if len(hosts) < count():
         message = f"{len(hosts)} of {count()} reported ({', '.join(hosts)}): see the lines above; "
         message += "is each node up, and does Python start there?"
         yield Finding("error", "nodes", message)
-    here = [report["delay"] for report in reports if report["host"] == socket.gethostname()]
-    for report in reports:
-        apart = min(here, default=0) - report["delay"]
-        if abs(apart) >= CLOCK_WARNING:
-            yield replace(_clock("the first node", apart), nodes=(report["host"],))
     root = shared.parent
-    if strangers := tuple(report["host"] for report in reports if report["shared"] is False):
+    if others := tuple(report["host"] for report in reports if report["shared"] is False):
         message = f"{root} is not the first node's folder: set run_root to a folder that all share"
-        yield Finding("error", "shared folder", message, strangers)
+        yield Finding("error", "shared folder", message, others)
     elif seen := [report for report in reports if report["shared"]]:
         yield Finding("ok", "shared folder", f"{root} is the same on {len(seen)} node(s)")
-    unlocked = tuple(report["host"] for report in reports if report["lockable"])
-    if unlocked and (trackers := _databases(settings)):
-        message = f"files in {root} that another node has locked can be locked again, {trackers}"
-        yield Finding("warning", "locks", message, unlocked)
 
 
 def _reports(lines: Iterable[str]) -> Iterator[Report]:
-    """Yield the reports, each with its delay: seconds on its way, by the clocks of two nodes."""
+    """Yield the reports among some lines, and print the other lines."""
     for line in lines:
         try:
             report = json.loads(line)
-            report["delay"] = time.time() - report["time"]
+            report["findings"] = [Finding(*words) for words in report["findings"]]
         except (ValueError, TypeError, KeyError):
             say(line, end="")
         else:
             yield report
 
 
-def merge(reports: Sequence[Report]) -> Iterator[Finding]:
+def _merge(reports: Sequence[Report]) -> Iterator[Finding]:
     """Yield each finding once, with its nodes unless it is about all of them."""
     found: dict[str, dict[Finding, list[str]]] = {}
     for report in reports:
-        for finding in (Finding(*words) for words in report["findings"]):
+        for finding in report["findings"]:
             found.setdefault(finding.name, {}).setdefault(finding, []).append(report["host"])
     for name, findings in found.items():
         each = "; ".join(f"{item.message} on {', '.join(on)}" for item, on in findings.items())
@@ -248,17 +193,5 @@ def merge(reports: Sequence[Report]) -> Iterator[Finding]:
 
 
 def _shared_file(settings: "Settings | None") -> Path:
-    """Return the file of the first node that the others look for."""
-    root = Path(settings.run_root if settings else ".")
-    return root / f".doctor-{os.environ.get('SLURM_JOB_ID', 0)}"
-
-
-def _clock(reference: str, apart: float) -> Finding:
-    """Return what it means that this clock is some seconds ahead of another, or behind it."""
-    if abs(apart) < CLOCK_WARNING:
-        return Finding("ok", "clock", f"agrees with {reference}")
-    message = (
-        f"is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} {reference}: logs get out "
-        "of order, and with minutes Slurm refuses credentials: tell your administrators"
-    )
-    return Finding("error" if abs(apart) >= CLOCK_ERROR else "warning", "clock", message)
+    """Return the file that the first node makes and the other nodes look for."""
+    return _run_root(settings) / f".doctor-{os.environ.get('SLURM_JOB_ID', 0)}"

@@ -1,6 +1,6 @@
-"""The batch scripts that train: whether they start, and whether Slurm accepts them.
+"""Checks that the batch scripts that train can start, and that Slurm accepts them.
 
-This reads the scripts, not the answers to the template's questions, because users edit scripts.
+The facts come from the scripts and not from .copier-answers.yml, because users edit scripts.
 """
 
 import os
@@ -15,9 +15,9 @@ from pathlib import Path
 from ...engine.ranks.slurm_commands import run
 from .findings import Finding
 
-# The lines from an empty shell to the interpreter or the image.
+# The lines that find the interpreter or the image.
 START = re.compile(r'^cd "\$\{SLURM_SUBMIT_DIR.*?^use_(?:python|image) [^\n]*$', re.M | re.S)
-# What the scripts run after these lines. `fail` is a function of slurm/common.sh.
+# What is run after these lines. `fail` is a function of slurm/common.sh.
 PYTHON = """
 version=$("${python[@]}" --version) || fail "${python[*]} does not start: run 'make %s' again"
 echo "${python[0]}|$version${LOADEDMODULES:+, modules $LOADEDMODULES}"
@@ -29,11 +29,6 @@ echo "srun|$image${LOADEDMODULES:+, modules $LOADEDMODULES}"
 TIMEOUT = 120  # seconds for modules and an image; file systems can be slow
 # Login nodes often lack these, and compute nodes have them.
 RUNTIMES = re.compile("neither apptainer nor singularity|--container-image")
-# Variables of a job that srun would read as options, and that slurm/common.sh unsets.
-REQUESTS = re.compile(
-    r"SLURM_(MEM_PER_\w+|GPUS(_PER_\w+)?|CPUS_PER_GPU|TRES_PER_TASK|(GPU|TRES)_BIND|HINT|"
-    r"THREADS_PER_CORE|NTASKS_PER_(CORE|GPU|SOCKET|TRES))"
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Script:
     """A batch script.
 
     Args:
-        start: its lines up to the interpreter or the image; empty if there are none such.
+        start: its lines up to use_python or use_image; empty if it has neither.
         gpu: whether it trains on GPUs.
         image: whether it runs in a container image.
         pyxis: whether srun starts that image.
@@ -99,8 +94,8 @@ def _start(job: Script, names: str) -> Finding:
         message = f"{names} did not start within {TIMEOUT} s: is a file system slow?"
         return Finding("error", "scripts", message)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        message = said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        message = errors[-1].removeprefix("error: ") if errors else f"exit code {done.returncode}"
         if RUNTIMES.search(message) and "SLURM_JOB_ID" not in os.environ:
             message = f"{names} can't be tried here: {message} (compute nodes may differ)"
             return Finding("warning", "scripts", message)
@@ -118,9 +113,6 @@ def _start(job: Script, names: str) -> Finding:
 
 def check_submission(jobs: Sequence[Script]) -> Iterator[Finding]:
     """Ask Slurm whether it accepts the scripts, and pass on its answers."""
-    if asked := sorted(filter(REQUESTS.fullmatch, os.environ)):
-        message = f"jobs that are submitted in it do not inherit its {', '.join(asked)}"
-        yield Finding("ok", "this job", message)
     if "SLURM_JOB_ID" in os.environ:  # compute nodes may not be allowed to submit
         return
     if not shutil.which("sbatch"):
@@ -129,7 +121,8 @@ def check_submission(jobs: Sequence[Script]) -> Iterator[Finding]:
         return
     for job in jobs:
         answer = run("sbatch", "--test-only", str(job.path))
-        lines = answer.stderr.strip().splitlines() or ["(no output)"]  # good or bad, on stderr
+        # sbatch --test-only writes its answer to stderr, also if it accepts the script.
+        lines = answer.stderr.strip().splitlines() or ["(no output)"]
         if answer.returncode:
             message = f"refuses {job.path}: {lines[-1]}: change its #SBATCH lines"
             yield Finding("error", "Slurm", message)

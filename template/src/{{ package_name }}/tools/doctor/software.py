@@ -1,7 +1,6 @@
 """Python and its packages."""
 
 import ast
-import csv
 import os
 import platform
 import re
@@ -10,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -35,12 +34,12 @@ def python() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Compare the installed packages with the requirements in pyproject.toml."""
+    """Compare the installed packages with the dependencies in pyproject.toml."""
     try:
         requirement_type = import_module("packaging.requirements").Requirement
     except ImportError:  # pip has a copy
         requirement_type = import_module("pip._vendor.packaging.requirements").Requirement
-    wrong, count, damaged = [], 0, False
+    wrong, count = [], 0
     for line in dependencies(PROJECT.read_text(encoding="utf-8")):
         requirement = requirement_type(line)
         if requirement.marker and not requirement.marker.evaluate():
@@ -51,29 +50,14 @@ def packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing")
             continue
-        if lost := lost_files(requirement.name):
-            wrong.append(f"{requirement.name} lacks {lost[0]}, which was installed")
-            damaged = True
-        elif not requirement.specifier.contains(found, prereleases=True):
+        if not requirement.specifier.contains(found, prereleases=True):
             wrong.append(f"{requirement.name} is {found}, not {requirement.specifier}")
     if wrong:
-        cure = "run 'make clean-env setup'" if damaged else "run 'make setup'"
-        if "APPTAINER_CONTAINER" in os.environ or "PROJECT_IMAGE" in os.environ:
-            cure = "run 'make image' again"
-        yield Finding("error", "packages", f"{', '.join(wrong)}: {cure}")
+        in_image = "APPTAINER_CONTAINER" in os.environ or "PROJECT_IMAGE" in os.environ
+        command = "make image' again" if in_image else "make setup'"
+        yield Finding("error", "packages", f"{', '.join(wrong)}: run '{command}")
     else:
         yield Finding("ok", "packages", f"all {count} that {PROJECT} asks for")
-
-
-def lost_files(package: str) -> list[str]:
-    """Return a package's modules that are gone, as after a purge of old files on a scratch."""
-    installed = distribution(package)
-    # Since Python 3.12, `files` omits files that are gone.
-    record = csv.reader((installed.read_text("RECORD") or "").splitlines())
-    files = [row[0] for row in record if row and row[0].endswith(".py")]
-    # Only the top folder: the others have thousands of files, and file systems can be slow.
-    tops = [file for file in files if len(Path(file).parts) <= 2]
-    return [file for file in tops if not Path(str(installed.locate_file(file))).exists()]
 
 
 def dependencies(text: str) -> list[str]:
@@ -121,8 +105,9 @@ def _gpus(torch: ModuleType) -> Iterator[Finding]:
         torch.zeros(1, device=f"{kind}:{index}")  # raises if the GPU is broken or in use
     names = sorted({gpus.get_device_name(index) for index in range(seen)})
     if given > seen:
-        message = f"Slurm gave {given} GPU(s), but torch sees {seen}: is torch a build for them, "
-        message += "does nvidia-smi (AMD: rocm-smi) show them, has a container --nv (AMD: --rocm)?"
+        message = f"Slurm gave {given} GPU(s), but torch sees {seen}: check that torch is built "
+        message += "for them, that nvidia-smi (AMD: rocm-smi) shows them, and that a container "
+        message += "has --nv (AMD: --rocm)"
         yield Finding("error", "GPUs", message)
     elif seen:
         yield Finding("ok", "GPUs", f"{seen} × {', '.join(names)}")
@@ -137,5 +122,5 @@ def repository() -> Iterator[Finding]:
     if ignored:
         first, more = ignored[0], f" and {len(ignored) - 1} more" if ignored[1:] else ""
         message = f"ignores {first}{more}: clones lack such files, and an update of the template "
-        message += f"overwrites edits in them: 'git check-ignore -v {first}' names the rule, "
+        message += f"overwrites your edits of them: 'git check-ignore -v {first}' names the rule, "
         yield Finding("warning", "git", message + "'git add -f' adds a file")
