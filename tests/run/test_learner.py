@@ -265,16 +265,6 @@ class Neighbours(Regression):
         return {"rank": Pairs()}
 
 
-class Many(Regression):
-    """Each prediction has a thousand numbers."""
-
-    def predict(self, network, batch):
-        return super().predict(network, batch).expand(-1, 1000)
-
-    def describe(self, prediction):
-        return Learner.describe(self, prediction)
-
-
 class Rowless(Regression):
     def predict(self, network, batch):
         return super().predict(network, batch).mean()
@@ -437,15 +427,6 @@ def predict(project: Path, job: Job, folder: Path, ranks: int) -> list[float]:
     assert set(done.codes) == {0}, done.log
     assert "31 predictions of step 12" in done.log
     return [json.loads(line)["y"] for line in output.read_text().splitlines()]
-
-
-def test_predictions_of_many_numbers_are_said_to_be_so(
-    learners: Path, alone: Job, tmp_path: Path
-) -> None:
-    command = ["demo", "predict", str(alone.run_dir), f"--output={tmp_path / 'many.jsonl'}"]
-    job = spawn(learners, tmp_path / "log", [command], [{"KIND": "Many"}]).wait()
-    assert job.codes == [0], job.log
-    assert " bytes each: describe in model.py decides what is kept" in job.log
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
-"""Log a small run to every tracker and read it back: does tracking work from this machine?
+"""Logs a small run to each tracker and reads it back: `python -m <package> check-trackers`.
 
-    python -m <package> check-trackers
-
-Started on several tasks at once (`srun --ntasks=4 ...`), it checks that they can write to one store
-together.
+With several tasks (`srun --ntasks=4 ...`), it checks that they can write to one store together.
 """
 
 import dataclasses
@@ -18,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TimeIsUp
 from pathlib import Path
 
-from ..engine.errors import UsageError, say
+from ..engine.errors import UsageError, say, without_secrets
 from ..settings import Settings
 from ..trackers import Run, load, select
 
 log = logging.getLogger(__name__)
 
-SECONDS = 120  # that a tracker has for all of it
+SECONDS = 120  # time limit of a tracker
 METRICS = {"check/loss": lambda step: 1 / step, "check/accuracy": lambda step: 1 - 1 / step}
 STEPS = range(1, 21)
 
@@ -33,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Check the trackers that the settings name; return 0 if all kept everything, else 1.
 
     Raises:
-        UsageError: an unknown tracker, or none.
+        UsageError: a tracker is unknown, none is chosen, or the folder can't be made.
     """
     settings = Settings.parse(argv, prog="check-trackers")
     names = select(settings.trackers)
@@ -60,26 +57,22 @@ def main(argv: Sequence[str]) -> int:
     failures = 0
     for tracker in names:
         began = time.monotonic()
-        trouble = attempt(tracker, run)
-        seconds = time.monotonic() - began
-        if trouble:
+        if trouble := attempt(tracker, run):
             failures += 1
             say(f"{tracker:12} FAILED  {trouble}")
         else:
-            count = len(METRICS) * len(STEPS)
+            count, seconds = len(METRICS) * len(STEPS), time.monotonic() - began
             say(f"{tracker:12} ok      {count} numbers read back, {seconds:.1f} s")
     if failures:
         log.error("%d of %d trackers failed; what they left is in %s", failures, len(names), store)
     else:
         shutil.rmtree(directory)
-    # At once: a tracker that hangs would keep an orderly exit from its end.
+    # Not sys.exit: it would wait for a tracker that hangs.
     os._exit(1 if failures else 0)
 
 
 def attempt(name: str, run: Run) -> str | None:
-    """Return what is wrong with a tracker in one line, None if nothing."""
-    from ..engine.errors import without_secrets
-
+    """Return what is wrong with a tracker as one line, or None."""
     try:
         ThreadPoolExecutor(1).submit(log_and_read, name, run).result(SECONDS)
     except TimeIsUp:
@@ -90,7 +83,7 @@ def attempt(name: str, run: Run) -> str | None:
 
 
 def log_and_read(name: str, run: Run) -> None:
-    """Log a run, start on it again as a resumed job does, and compare what is there.
+    """Log a run, resume it, and compare its history with what was logged.
 
     Raises:
         ValueError: something is missing or has another value.

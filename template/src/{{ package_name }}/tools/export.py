@@ -1,6 +1,6 @@
-"""A trained network as a file that other programs run: torch.export's, or ONNX.
+"""Writes a trained network as a file of torch.export or ONNX: `python -m <package> export RUN_DIR`.
 
-python -m <package> export RUN_DIR --output network.onnx
+Other programs can run that file without this project.
 """
 
 import dataclasses
@@ -28,31 +28,32 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Write a trained network as a graph, which needs none of this project's code."""
+    """Write a trained network as a graph, which runs without this project's code."""
 
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
     output: Path = Path("network.pt2")
-    """file to write: .pt2 for torch.export.load, or .onnx, for which pip install onnx onnxscript"""
+    """file to write: .pt2 for torch.export.load, or .onnx (first pip install onnx onnxscript)"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     network: str | None = None
-    """which network, where model.py builds several"""
+    """name of the network to write, if model.py builds several"""
     data_dir: str | None = None
-    """folder of the dataset's files, of which two samples are read; else that of the run"""
+    """folder of the dataset's files, from which two samples are read; else that of the run"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the file; return 0.
 
     Raises:
-        UsageError: there is no such network, or torch can't make a graph of it.
+        UsageError: a flag or a package is wrong, the file can't be written, or torch can't make a
+            graph of the network.
     """
     flags = read_flags(Flags, argv, program("export"))
     if flags.output.suffix not in (".pt2", ".onnx"):
         raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
     if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise UsageError("ONNX needs two packages more: pip install onnx onnxscript")
+        raise UsageError("ONNX needs two more packages: pip install onnx onnxscript")
     trained = model_class().load(flags.run, which=flags.checkpoint)
     network = trained.networks
     if isinstance(network, dict):
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         write(network, inputs, flags.output)
     except OSError as error:
         raise UsageError(f"can't write {flags.output}: {error.strerror}") from None
-    except Exception as error:  # torch.export does not say what it raises
+    except Exception as error:  # torch.export does not document what it raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"torch can't make a graph of the network ({reason}): let inputs in model.py return "
@@ -80,13 +81,13 @@ def write(network: nn.Module, inputs: tuple[Any, ...], path: Path) -> None:
 
     Args:
         network: in evaluation mode, on the CPU.
-        inputs: arguments of its forward, of two samples.
+        inputs: the arguments of its forward, for two samples.
         path: ends in .pt2 or .onnx.
     """
     auto = torch.export.Dim.AUTO
     sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of what torch will change
+        warnings.simplefilter("ignore")  # about future changes of torch
         graph = torch.export.export(network, inputs, dynamic_shapes=sizes)
         if path.suffix == ".onnx":
             torch.onnx.export(graph, f=str(path), verbose=False)

@@ -1,4 +1,4 @@
-"""The predictions of a whole dataset, in a file: `python -m <package> predict RUN_DIR`."""
+"""Writes the predictions for a whole dataset to a file: `python -m <package> predict RUN_DIR`."""
 
 import dataclasses
 import json
@@ -30,29 +30,28 @@ from . import program
 log = logging.getLogger(__name__)
 
 Split = Literal["train", "validation", "test"]
-LARGE = 10_000  # bytes of a prediction: more are rarely what somebody wants to read
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
     """Predict with a trained network, and write a line of JSON for each sample, in their order.
 
-    Alone, or on all ranks that torchrun or srun started.
+    With torchrun or srun, all ranks take part.
     """
 
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
     split: Split = "test"
-    """which samples of data.py"""
+    """which dataset of data.py"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     output: Path | None = None
-    """file to write; else predictions-SPLIT.jsonl in the run folder, or beside a checkpoint that is
-    in none"""
+    """file to write; else predictions-SPLIT.jsonl in the run folder, or beside the checkpoint if
+    that is in no run folder"""
     data_dir: str | None = None
     """folder of the dataset's files; else that of the run"""
     batch_size: int | None = None
-    """samples a rank takes at once; else the run's test_batch_size"""
+    """samples of a batch on each rank; else the run's test_batch_size"""
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
     """as for train"""
 
@@ -61,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
     """Write the predictions; return 0.
 
     Raises:
-        UsageError: there is no checkpoint, it does not fit model.py, or the split can't be indexed.
+        UsageError: there is no checkpoint, it does not fit model.py, the dataset is a stream, or
+            the file can't be written.
     """
     flags = read_flags(Flags, argv, program("predict"))
     path = find(flags.run, flags.checkpoint)
@@ -79,8 +79,6 @@ def main(argv: Sequence[str]) -> int:
         if world.is_main:
             _write(output, encoded)
             log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
-            if (each := output.stat().st_size // len(dataset)) > LARGE:
-                log.info("%d bytes each: describe in model.py decides what is kept of one", each)
         else:
             for _ in encoded:
                 pass
@@ -88,10 +86,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
-    """Yield on rank 0 what `describe` makes of each sample's prediction, in the order of samples.
+    """Yield `describe` of each sample's prediction, in the order of the samples.
 
-    Every rank must iterate; on the others there is nothing to see. Ranks take the samples in
-    turns, a batch each, so that rank 0 holds no more than a batch of each.
+    All ranks must iterate, and only rank 0 gets the predictions. The ranks predict a batch each in
+    turn, so that rank 0 holds no more than a batch of each rank.
+
+    Raises:
+        UsageError: `predict` does not return a row for each sample.
     """
     length = len(dataset)  # type: ignore[arg-type]
     seed_generators(derive("predictions", trained.settings.seed, world.rank, trained.step))

@@ -1,8 +1,7 @@
-"""How runs stand, read from their folders: no server, no torch.
+"""The status of runs, read from their folders: `python -m <package> runs [FOLDER...] [--fail]`.
 
-    python -m <package> runs [FOLDER...] [--fail]
-
-A run whose process died or hangs can't say so itself: it is told by its silence, and by Slurm.
+A run whose process died or hangs can't write that itself. It is recognized by its silence, and by
+what Slurm knows of its job.
 """
 
 import dataclasses
@@ -25,20 +24,21 @@ from ..engine.run.status import KINDS
 from ..settings import Settings
 from . import program
 
-# What is in the folder of a run and in no other.
+# Files that only the folder of a run has.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
 TROUBLE = ("failed", "stuck", "lost")
-# Slurm's words for a job that holds no nodes, or none that are up: it has yet to come (back).
+# Slurm's states of a job that will start, or start again.
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-# A run heard of this recently lives, whatever Slurm says: it may be the Slurm of another cluster.
+# Seconds. A run that wrote this recently is alive even if squeue does not know its job: squeue may
+# be another cluster's.
 LATELY = 30
 TAIL = 64 * 1024  # bytes of metrics.jsonl in which the newest results are looked for
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Show how runs stand: one that failed, is stuck (silent for too long), or is lost (its job
-    has left Slurm without a word). The newest come first."""
+    """Show the status of runs, the newest first: a stuck run is silent for too long, and the job of
+    a lost run has left Slurm before the run wrote its end."""
 
     folders: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER...")
@@ -47,23 +47,24 @@ class Flags:
     last: int | None = None
     """show only so many of the newest"""
     hours: float | None = None
-    """show only those heard of in so many hours"""
+    """show only runs that wrote something in the last so many hours"""
     fail: bool = False
     """exit with code 1 if a run that is shown failed, is stuck or lost"""
     json: Path | None = None
-    """file for the same, as JSON"""
+    """file for the results"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How a run stands.
+    """The status of a run.
 
     Args:
-        status: running, finished, failed or preempted, as the run says; stuck, lost or queued, as
-            its silence and Slurm say; unknown if nobody says.
-        progress: from 0 to 1; heard: when it last wrote something, in seconds since 1970.
-        metric: name of the newest result, and its value.
-        note: what else is to be known, such as the error.
+        status: running, finished, failed or preempted, from status.json; stuck, lost or queued,
+            from its silence and from Slurm; else unknown.
+        progress: from 0 to 1.
+        heard: when it last wrote something, in seconds since 1970.
+        metric, value: of the best score, or of the newest loss.
+        note: the error, or the reason for the status.
     """
 
     folder: str
@@ -78,7 +79,7 @@ class Run:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the runs, a line each; return 1 if that is asked for and one is in trouble, else 0.
+    """Print a line for each run; return 1 with `--fail` if one failed, is stuck or lost, else 0.
 
     Raises:
         UsageError: a folder is not there, or the file for the results can't be written.
@@ -122,20 +123,22 @@ def _runs_in(folder: Path, depth: int) -> list[Path]:
 
 
 def survey(folders: Sequence[Path], now: float) -> list[Run]:
-    """Return how runs stand, the newest first; Slurm is asked for their jobs where it is."""
-    states = {folder: _state(folder) for folder in folders}
-    jobs = {str(state["job"]) for state in states.values() if _unfinished(state)}
-    said = _ask_slurm(jobs) if jobs else None
-    # Read again: a run that ended while Slurm was asked must not count as lost.
-    states = {
-        folder: _state(folder) if _unfinished(state) else state for folder, state in states.items()
-    }
-    runs = [_judged(folder, state, said, now) for folder, state in states.items()]
+    """Return the status of runs, the newest first, from their folders and from Slurm.
+
+    Args:
+        folders: of the runs.
+        now: seconds since 1970.
+    """
+    states = [_state(folder) for folder in folders]
+    unfinished = [state for state in states if state["status"] not in ("finished", "unknown")]
+    jobs = _ask_slurm({str(state["job"]) for state in unfinished if state["job"] is not None})
+    # The folders are read again: a run that ended in the meantime is not lost.
+    runs = [_judge(folder, _state(folder), jobs, now) for folder in folders]
     return sorted(runs, key=lambda run: run.heard, reverse=True)
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    """Return status.json; or what the folder tells of a run that has none."""
+    """Return status.json, or the same facts from other files of the folder."""
     written = [path.stat().st_mtime for name in MARKS if (path := folder / name).exists()]
     status = "finished" if (folder / "summary.json").exists() else "unknown"
     newest = max(written, default=0.0)
@@ -150,13 +153,9 @@ def _state(folder: Path) -> dict[str, Any]:
         return state | {"error": f"status.json is damaged: {error}"}
 
 
-def _unfinished(state: Mapping[str, Any]) -> bool:
-    return state["job"] is not None and state["status"] not in ("finished", "unknown")
-
-
 def _ask_slurm(jobs: set[str]) -> dict[str, str] | None:
-    """Return what squeue says of those jobs that it knows, None if it can't be asked."""
-    if not shutil.which("squeue"):
+    """Return the states of the jobs that squeue knows, by job; None if squeue can't be asked."""
+    if not jobs or not shutil.which("squeue"):
         return None
     try:
         return slurm.jobs(jobs)
@@ -165,10 +164,10 @@ def _ask_slurm(jobs: set[str]) -> dict[str, str] | None:
         return None
 
 
-def _judged(
+def _judge(
     folder: Path, state: Mapping[str, Any], jobs: Mapping[str, str] | None, now: float
 ) -> Run:
-    """Return how a run stands, from what it, its silence and Slurm say."""
+    """Return the status of a run, from its state, its silence and the jobs that Slurm knows."""
     status, job, heard = state["status"], state["job"], state["updated"]
     said = (jobs or {}).get(str(job), "")
     gone = jobs is not None and job is not None and not said
@@ -184,7 +183,7 @@ def _judged(
         note = f"not in the queue: to go on, submit again with --run-dir {folder}"
     try:
         lines = read_lines(folder / "metrics.jsonl", TAIL)
-    except OSError as error:  # another user's, perhaps
+    except OSError as error:
         lines, note = [], note or f"metrics.jsonl can't be read: {error.strerror}"
     metric, value = _result(state, lines)
     return Run(
@@ -203,7 +202,7 @@ def _judged(
 def _result(
     state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, float | None]:
-    """Return name and value of the best score so far; before the first one, of the newest loss."""
+    """Return name and value of the best score, or of the newest loss if there is no score yet."""
     if state.get("best_score") is not None:
         return state.get("best_metric"), state["best_score"]
     for line in reversed(lines):
