@@ -1,47 +1,22 @@
 """Checks the communication between ranks: whether it works, is correct, and how fast it is.
 
-This module has the flags, the tables and the verdict; each rank runs examine.py.
+This module prints the results and gives the verdict; each rank runs examine.py.
 """
 
-import dataclasses
 import json
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...engine.config import read_flags
 from ...engine.errors import UsageError
 from ...engine.ranks.environment import Ranks
 from .. import program
+from .flags import Flags
 
 RIGHT = "all is right"
 SLOW = 0.5  # share of the upper quartile of bandwidth, below which a pair is slow
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-    """Check that the ranks can communicate, and measure how fast.
-
-    The exit code is 0 if all is right. It is 1 if a result was wrong, if a rank was lost or hangs,
-    or if the bandwidth is less than --min-gb-s.
-    """
-
-    device: Literal["auto", "cpu", "cuda", "xpu"] = "auto"
-    """auto: cuda or xpu if available, else cpu"""
-    backend: Literal["auto", "gloo", "nccl", "xccl"] = "auto"
-    """auto: nccl on cuda, xccl on xpu, else gloo"""
-    timeout: int = 60
-    """seconds after which an operation counts as hung"""
-    max_bytes: int = 64 * 2**20
-    """size of the largest message"""
-    pairs: bool = False
-    """also measure each pair of nodes, or of ranks on a single node, to find a slow link"""
-    min_gb_s: float = 0
-    """fail if all-reduce of the largest message has less bus bandwidth than this"""
-    json: Path | None = None
-    """file for the results"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,15 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     report: dict[str, Any] = {"verdict": "not finished", "ranks": [], "faults": 0, "speed": []}
     try:
-        examine(
-            report,
-            ranks,
-            device=flags.device,
-            backend=flags.backend,
-            max_bytes=flags.max_bytes,
-            pairs=flags.pairs,
-            timeout=flags.timeout,
-        )
+        examine(flags, ranks, report)
         report["verdict"] = verdict(report, flags.min_gb_s)
     finally:
         # Also after an error or a signal, with the results so far.

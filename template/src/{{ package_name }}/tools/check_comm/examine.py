@@ -23,59 +23,46 @@ from ...engine.ranks.environment import Ranks, bound_cpus
 from ...engine.ranks.process_group import joined
 from ...engine.ranks.world import World
 from ...engine.run.logging_setup import set_up_logging
+from .flags import Flags
 from .operations import COLLECTIVES, Channel, compare, measure, within
 
 SIZES = tuple(2**power for power in range(10, 31, 4))  # bytes: 1 KiB to 1 GiB
 
 
-def examine(
-    report: dict[str, Any],
-    ranks: Ranks,
-    *,
-    device: str,
-    backend: str,
-    max_bytes: int,
-    pairs: bool,
-    timeout: int,
-) -> None:
-    """Check and measure the operations.
-
-    Args:
-        report: gets the results, the same on every rank.
-        ranks: what the launcher says of this rank.
-        device, backend, max_bytes, pairs, timeout: the flags of check-comm.
+def examine(flags: Flags, ranks: Ranks, report: dict[str, Any]) -> None:
+    """Check and measure the operations; add the results to the report, the same on every rank.
 
     Raises:
         UsageError: two ranks share a GPU, or a rank was lost or hangs.
     """
-    own_device = choose_device(device, ranks)
-    backend = choose_backend(backend, own_device)
-    sizes = [size for size in SIZES if size <= max_bytes] or [max_bytes]
+    device = choose_device(flags.device, ranks)
+    backend = choose_backend(flags.backend, device)
+    sizes = [size for size in SIZES if size <= flags.max_bytes] or [flags.max_bytes]
     # The ranks join over Gloo, so that they can report a failure of NCCL to each other.
-    with joined(Settings.from_values({"device": "cpu", "timeout": timeout})) as world:
+    with joined(Settings.from_values({"device": "cpu", "timeout": flags.timeout})) as world:
         set_up_logging(world, all_ranks=False)
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         doing, home = "connecting the ranks", 0
         try:
             home = int(world.maximum([ranks.rank * ranks.serves_store(os.environ)])[0])
-            places = world.gather(describe(world, own_device))
+            places = world.gather(describe(world, device))
             report.update(backend=backend, ranks=places)
             if backend != "gloo":
                 check_shared_gpus([(each["host"], each["gpu"]) for each in places])
             # `within` limits the time: NCCL's own timeout aborts the process without a message.
             group = dist.new_group(backend=backend, timeout=timedelta(days=1))
-            memory = torch.device("cpu") if backend == "gloo" else own_device
-            channel = Channel(world, group, memory, timeout)
+            memory = torch.device("cpu") if backend == "gloo" else device
+            channel = Channel(world, group, memory, flags.timeout)
             for doing in COLLECTIVES:
                 for size in sizes:
                     report["speed"].append(measure(doing, size, channel))
                     report["faults"] += report["speed"][-1]["wrong_ranks"]
-            if pairs:
+            if flags.pairs:
                 doing, report["pairs"] = "comparing pairs", []
                 for pair in compare(sizes, channel):
                     report["pairs"].append(pair)
         except RuntimeError as error:
-            missing = missing_ranks(world, store, home, timeout)
+            missing = missing_ranks(world, store, home, flags.timeout)
             raise UsageError(explanation(doing, error, world, missing)) from None
 
 

@@ -35,15 +35,15 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 COLLECTIVES = ("all-reduce", "broadcast", "all-gather", "reduce-scatter")
 PERIOD = 1009  # of the values in a message; a prime, so that no two parts are equal
-SMALL = 2**20  # bytes: up to this size a call is so short that a round has several
+SMALL = 2**20  # bytes: up to this size, a round has several calls, since one is too short
 ROUNDS = 7
-WARM_UP = 2  # rounds that do not count
+WARM_UP = 2  # rounds before those that are measured
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:
-    """Return what a function returns.
+    """Run a function with a time limit and return its result.
 
-    It runs in a thread, which is abandoned if it hangs: some calls of NCCL and of the store wait
+    It runs in a thread, which is left behind if it hangs: some calls of NCCL and of the store wait
     for another rank without a limit.
 
     Raises:
@@ -66,9 +66,12 @@ def within(seconds: float, function: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Channel:
-    """The ranks, with the process group and the device that are checked.
+    """What an operation is checked on.
 
     Args:
+        world: the ranks.
+        group: the process group that is checked.
+        device: of the messages.
         timeout: seconds that an operation may take.
     """
 
@@ -80,8 +83,8 @@ class Channel:
     def values(self, ranks: Iterable[int], start: int, count: int) -> Tensor:
         """Return `count` elements, from `start` on, of the sum of some ranks' messages.
 
-        All messages repeat the same sequence of 0, 1 and 2, each from another position in it. Sums
-        of such small integers are exact.
+        All messages repeat one sequence of 0, 1 and 2; the message of a rank starts at its own
+        position in it. Sums of such small integers are exact.
         """
         index = torch.arange(start, start + PERIOD) + torch.tensor(list(ranks)).unsqueeze(1)
         period = ((index % PERIOD) ** 2 % PERIOD % 3).sum(0).to(self.device, torch.float32)
@@ -94,7 +97,8 @@ def prepare(
     """Prepare a collective with messages of `count` elements, a multiple of the world size.
 
     Returns:
-        What runs it, its output, the correct output, and bus over algorithm bandwidth.
+        The function that runs it, its output, the correct output, and the ratio of bus bandwidth to
+        algorithm bandwidth.
     """
     n, rank, group = channel.world.size, channel.world.rank, channel.group
     data, part = channel.values([rank], 0, count), count // n
@@ -141,7 +145,7 @@ def measure(name: str, size: int, channel: Channel) -> dict[str, Any]:
 def median_seconds(
     call: Callable[[], object], size: int, channel: Channel, ranks: Iterable[int]
 ) -> float:
-    """Time a call with a message of `size` bytes, as the slowest of some ranks sees it."""
+    """Return the seconds of a call with a message of `size` bytes on the slowest of some ranks."""
     calls = 20 if size <= SMALL else 1
 
     def one_round() -> float:
@@ -162,8 +166,8 @@ def median_seconds(
 def compare(sizes: Sequence[int], channel: Channel) -> Iterator[dict[str, Any]]:
     """Measure the link between each pair of nodes, or of ranks on a single node.
 
-    The first ranks of both nodes send to each other at the same time: the smallest message for the
-    latency, the largest for the bandwidth of each direction. The other ranks wait.
+    The first ranks of both nodes send to each other at the same time. The smallest message gives
+    the latency, the largest gives the bandwidth of each direction. The other ranks wait.
 
     Raises:
         RuntimeError: wrong data arrived.

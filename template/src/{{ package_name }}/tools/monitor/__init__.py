@@ -11,11 +11,11 @@ from .flags import Flags
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the first word says; return 0, the server's own code, or 130 after Ctrl-C.
+    """Run an action; return 0, the server's exit code, or 130 after Ctrl-C.
 
     Raises:
-        UsageError: a server that the project has not, flags that do not fit, a job that ended
-            before its server answered, or a Slurm that does not answer.
+        UsageError: the project has no such server, a flag does not fit the server, a job ended
+            before its server answered, or Slurm does not answer.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
     flags = read_flags(Flags, argv[:end], program("monitor"))

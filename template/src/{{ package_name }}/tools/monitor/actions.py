@@ -1,4 +1,4 @@
-"""What `monitor` does."""
+"""The actions of `monitor`."""
 
 import dataclasses
 import os
@@ -24,13 +24,13 @@ def start(flags: Flags, options: Sequence[str]) -> int:
     experiment = flags.experiment or settings().experiment
     names = flags.names or [name for name in available() if name != "aim-server"]
     for name in names:
-        binding(name, flags)  # none is submitted if one can't be
+        binding(name, flags)  # raises before any server is submitted
     found = [submitted(records, name, experiment, flags.run, flags, options) for name in names]
     return show(records, found)
 
 
 def stop(flags: Flags, _options: Sequence[str]) -> int:
-    """Cancel the servers' jobs, and no others, and wait until they are gone."""
+    """Cancel the servers' jobs and wait until they are gone."""
     records = open_records(flags)
     chosen = matching(records, flags)
     queue = jobs.queue()
@@ -48,7 +48,7 @@ def stop(flags: Flags, _options: Sequence[str]) -> int:
 
 
 def restart(flags: Flags, options: Sequence[str]) -> int:
-    """Stop servers and start them again, listening as before unless told otherwise."""
+    """Stop servers and start them again; without `--listen`, they listen as before."""
     records = open_records(flags)
     chosen = matching(records, flags)
     if not chosen:
@@ -70,7 +70,7 @@ def restart(flags: Flags, options: Sequence[str]) -> int:
 
 
 def status(flags: Flags, _options: Sequence[str]) -> int:
-    """Print a line for each server; forget those whose job is gone."""
+    """Print a line for each server; remove the records of those whose job is gone."""
     records = open_records(flags)
     queue = jobs.queue()
     rows = [("server", "shows", "job", "state", "node", "port", "time left")]
@@ -111,7 +111,7 @@ def url(flags: Flags, _options: Sequence[str]) -> int:
 
 
 def logs(flags: Flags, _options: Sequence[str]) -> int:
-    """Print the end of the servers' logs; with --follow, what comes after it too."""
+    """Print the end of the servers' logs; with `--follow`, also the lines that are added."""
     chosen = matching(open_records(flags), flags)
     if not chosen:
         raise UsageError("no server runs; what those said that ended is in logs/")
@@ -151,7 +151,7 @@ def view(flags: Flags, options: Sequence[str]) -> int:
 
 
 def serve(flags: Flags, _options: Sequence[str]) -> int:
-    """Be the server of this job."""
+    """Run the server of this job."""
     if "SLURM_JOB_ID" not in os.environ or len(flags.names) != 1:
         raise UsageError("serve is what the jobs run, for one server: use 'monitor start'")
     (name,) = flags.names
@@ -174,7 +174,7 @@ ACTIONS: dict[str, Callable[[Flags, Sequence[str]], int]] = {
 
 
 def settings() -> Settings:
-    """Return what a training without flags would take."""
+    """Return the settings of a training without flags."""
     return Settings.parse([], prog="monitor")
 
 
@@ -190,7 +190,7 @@ def open_records(flags: Flags) -> Records:
 
 
 def matching(records: Records, flags: Flags) -> list[Record]:
-    """Return the records of the servers that the flags name, all if they name none."""
+    """Return the records of the servers that the flags name; all if they name none."""
     for name in flags.names:
         server(name)
     return [
@@ -203,7 +203,7 @@ def matching(records: Records, flags: Flags) -> list[Record]:
 
 
 def run_ids(run_dir: Path) -> dict[str, str]:
-    """Return what trackers call a run, by tracker."""
+    """Return the ids that the trackers gave to a run, by tracker."""
     try:
         return read_object(run_dir / "trackers.json", {})
     except (OSError, ValueError):
@@ -211,7 +211,7 @@ def run_ids(run_dir: Path) -> dict[str, str]:
 
 
 def follow(record: Record) -> None:
-    """Print what a server's log gets, until its job is gone."""
+    """Print the lines that are added to a server's log, until its job is gone."""
     try:
         with Path(record.log).open(errors="replace") as file:
             file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Aim's tracking server, for runs on other nodes. It has no login: whoever reaches it can write."""
+"""Aim's tracking server, for runs on other nodes. It has no login: all who reach it can write."""
 
 from . import aim
 from .endpoint import Endpoint, Launch

@@ -11,10 +11,10 @@ class Endpoint:
     """Where a server runs, and what it serves.
 
     Args:
-        record: as it will be once the server answers.
+        record: with the node and the port.
         folder: of the experiment, absolute.
         address: to bind to, with the record's port, unless the record names a Unix socket.
-        private: a folder of this job on its node, which nobody else may enter.
+        private: a folder of this job on its node, which only the user may enter.
     """
 
     record: Record
@@ -24,7 +24,7 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """What those who log to the server call it: HOST:PORT."""
+        """Its HOST:PORT for jobs that log to it."""
         name = self.record.node if self.record.listen == "node" else self.address
         return f"{name}:{self.record.port}"
 
@@ -34,7 +34,9 @@ class Launch:
     """A server's command line.
 
     Args:
-        env: variables for the server; exports: those for jobs that log to it.
+        command: the words of the command.
+        env: environment variables for the server.
+        exports: environment variables for jobs that log to the server.
     """
 
     command: list[str]

@@ -22,7 +22,7 @@ class Job(NamedTuple):
 
 
 def queue() -> dict[str, Job]:
-    """Return this user's jobs by id, those that are just ending among them.
+    """Return this user's jobs by id, including those that are just ending.
 
     Raises:
         UsageError: Slurm does not answer, several times.
@@ -50,5 +50,5 @@ def submit(options: Sequence[str], script: str, arguments: Sequence[str]) -> str
 
 
 def cancel(job: str) -> None:
-    """Cancel a job; Slurm passes over one that has ended."""
+    """Cancel a job; does nothing if it has ended."""
     ask("scancel", job)

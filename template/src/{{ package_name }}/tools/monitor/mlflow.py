@@ -1,4 +1,4 @@
-"""MLflow. On a Unix socket, the socket's folder decides who enters; elsewhere there is a login."""
+"""MLflow. On a Unix socket, the mode of the socket's folder protects it; on a port, a login."""
 
 import getpass
 import secrets
@@ -17,7 +17,7 @@ def launch(endpoint: Endpoint) -> Launch:
     """Return what starts the server, over the experiment's database, which is made if need be.
 
     Raises:
-        UsageError: MLflow was installed without what its login needs.
+        UsageError: a package that MLflow's login needs is missing.
     """
     from ...trackers.mlflow import database
 
@@ -35,7 +35,7 @@ def launch(endpoint: Endpoint) -> Launch:
         raise UsageError(
             "MLflow's login needs Flask-WTF: pip install 'mlflow[auth]', or listen to the socket"
         )
-    # As the browser's end of a tunnel says, and as other nodes say; any other host is refused.
+    # MLflow refuses requests to other names than those of a browser's tunnel and of the node.
     hosts = f"localhost:*,127.0.0.1:*,{endpoint.host}"
     command += ["--app-name=basic-auth", f"--allowed-hosts={hosts}"]
     user, password = getpass.getuser(), secrets.token_urlsafe(24)

@@ -1,7 +1,7 @@
-"""Which server runs where: a file for each job, in a folder that is the user's alone.
+"""Which server runs where: a file for each job, in a folder that only the user may enter.
 
-`monitor start` writes it when it has submitted the job, and the job writes it again once its server
-answers. The job removes it at its end; one that is left by a job that is gone is stale.
+`monitor start` writes the file when it has submitted the job. The job writes it again when its
+server answers, and removes it at its end. If the job was killed, the file is stale.
 """
 
 import dataclasses
@@ -21,16 +21,20 @@ Listen = Literal["socket", "loopback", "node"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """A server, or a job that is to become one.
+    """A server, or a job that has yet to start it.
 
     Args:
-        server: such as `aim`.
-        experiment: whose runs it shows; run: the only one, or empty.
-        job, job_name: Slurm's id and name of the job; log: its log file.
-        listen: what the server is bound to; certificate, key: files for TLS, or empty.
-        node: where it answers, empty until it does.
-        port: there, or at the user's end of a tunnel to the Unix socket at `socket`.
-        exports: the file of variables that a job needs to log to it, if it takes runs.
+        server: its name, such as `aim`.
+        experiment: the experiment that it shows.
+        run: the only run that it shows; empty for all runs of the experiment.
+        job, job_name: Slurm's id and name of the job.
+        log: the log file of the job.
+        listen: what the server is bound to.
+        certificate, key: files for TLS, or empty.
+        node: the node of the server; empty until the server answers.
+        port: on the node, or at the user's end of a tunnel to the Unix socket.
+        socket: the path of the Unix socket, or empty.
+        exports: the file of variables with which a job logs to the server, or empty.
     """
 
     server: str
@@ -54,7 +58,7 @@ class Record:
 
     @property
     def title(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return f"{self.server} of {self.shows}"
 
     @property
@@ -124,7 +128,12 @@ class Records:
             return None
 
     def write(self, record: Record, create: bool = True) -> None:
-        """Write a record, so that readers see all of it; without `create`, only if there is one."""
+        """Write a record atomically.
+
+        Args:
+            record: of a job.
+            create: if False, keep the record that the job itself may have written meanwhile.
+        """
         path = self.folder / f"{record.job}.json"
         text = json.dumps(dataclasses.asdict(record), indent=2)
         fresh = self.write_secret(f"{record.job}.{os.getpid()}.tmp", text + "\n")
@@ -144,14 +153,14 @@ class Records:
         return path
 
     def remove(self, job: str) -> None:
-        """Forget a job."""
+        """Remove the files of a job."""
         for suffix in ("json", "env"):
             (self.folder / f"{job}.{suffix}").unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make others wait who are about to look for a server, and to start it."""
+        """Hold a lock, so that two commands do not start the same server at once."""
         with (self.folder / "lock").open("w") as file:
-            with suppress(OSError):  # a file system without locks: then two may start at once
+            with suppress(OSError):  # on a file system without locks, two may start
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield

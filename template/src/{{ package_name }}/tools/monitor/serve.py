@@ -1,4 +1,4 @@
-"""The side of a server's job: start the server, see that it answers, say where it is."""
+"""What the job of a server runs: it starts the server, waits for its answer, and records it."""
 
 import dataclasses
 import http.client
@@ -21,15 +21,15 @@ from .endpoint import Endpoint
 from .records import Record, Records
 
 TIMEOUT = 300  # seconds until a server answers; imports from a shared folder can take minutes
-LAST_WORDS = 10  # seconds that it has to end
+KILL_AFTER = 10  # seconds from SIGTERM to SIGKILL
 
 
 def serve(server: ModuleType, record: Record, run_root: Path) -> int:
     """Run a server until it ends or the job is cancelled; return its exit code.
 
     Args:
-        server: the module that knows how to start it.
-        record: what is known of it so far; it is completed once the server answers.
+        server: the module that has the server's command.
+        record: without node and port, which are added when the server answers.
         run_root: the folder of all experiments.
 
     Raises:
@@ -93,7 +93,7 @@ def _wait_for(process: subprocess.Popen, endpoint: Endpoint, page: str) -> None:
 
 
 def _answers(endpoint: Endpoint, page: str) -> bool:
-    """Ask for a page. Any answer will do, such as that there is a login, unless it is an error."""
+    """Return whether the server answers a request without an error of its own (HTTP 5xx)."""
     record = endpoint.record
     connection = http.client.HTTPConnection(endpoint.host, timeout=10)
     try:
@@ -104,7 +104,7 @@ def _answers(endpoint: Endpoint, page: str) -> bool:
             connection.sock = socket.create_connection((endpoint.address, record.port))
         connection.sock.settimeout(10)
         if record.certificate:
-            # The server is our own: whether it can be trusted is for others to ask.
+            # This job started the server, so its certificate needs no check here.
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection.sock = context.wrap_socket(connection.sock)
@@ -117,9 +117,9 @@ def _answers(endpoint: Endpoint, page: str) -> bool:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End a server's processes, all of them; some of MLflow's ignore TERM for a while."""
+    """End all processes of a server; some of MLflow's ignore SIGTERM for a while."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + LAST_WORDS
+        deadline = time.monotonic() + KILL_AFTER
         try:
             os.killpg(process.pid, number)
             while time.monotonic() < deadline:
@@ -131,7 +131,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
-    # Once: a second signal must not break off the tidying.
+    # Once: a second signal would interrupt the cleanup.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 

@@ -39,10 +39,10 @@ def server(name: str) -> ModuleType:
 
 
 def binding(name: str, flags: Flags) -> dict[str, Any]:
-    """Return what a server shall listen to, and its certificate and key, as a record has them.
+    """Return the values of `Record.listen`, `certificate` and `key` that the flags ask for.
 
     Raises:
-        UsageError: the server can't.
+        UsageError: the server can't listen to that, or a file for TLS is missing.
     """
     can = server(name).LISTEN
     listen = flags.listen or can[0]
@@ -54,6 +54,6 @@ def binding(name: str, flags: Flags) -> dict[str, Any]:
         raise UsageError("TLS is for aim-server and mlflow on a port; ssh encrypts its tunnels")
     for file in (flags.certificate, flags.key):
         if not file or not file.is_file():
-            raise UsageError(f"TLS needs the files of --certificate and --key, and {file} is none")
+            raise UsageError(f"TLS needs the files of --certificate and --key: there is no {file}")
     certificate, key = (str(Path(str(file)).absolute()) for file in (flags.certificate, flags.key))
     return {"listen": listen, "certificate": certificate, "key": key}

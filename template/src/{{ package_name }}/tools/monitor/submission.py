@@ -1,4 +1,4 @@
-"""From a server's name to a server that answers: its job is submitted, and waited for."""
+"""Submits the job of a server, and waits until the server answers."""
 
 import signal
 import socket
@@ -25,10 +25,11 @@ def submitted(
     flags: Flags,
     options: Sequence[str],
 ) -> Record:
-    """Return the record of a server, which is submitted unless it waits or runs already.
+    """Return the record of a server; submit its job unless that waits or runs already.
 
     Raises:
-        UsageError: it can't listen as the flags say, or does otherwise; or Slurm refuses its job.
+        UsageError: the server can't listen as the flags ask, or listens differently already, or
+            Slurm refuses its job.
     """
     bound = binding(name, flags)
     with records.locked():
@@ -44,7 +45,7 @@ def submitted(
                 say(f"{record.title} is there already, job {record.job}")
                 return record
         job_name = f"{__package__.partition('.')[0]}-{name}"
-        # Last, so that they go before what else is asked of sbatch: we rely on them.
+        # Last, because sbatch uses the last option of a name, and the records rely on these.
         own_options = [f"--job-name={job_name}", "--output=logs/%x-%j.out"]
         arguments = [f"--run-root={records.folder.parent}", f"--experiment={experiment}"]
         arguments += [f"--run={run}", *(f"--{flag}={value}" for flag, value in bound.items())]
@@ -73,7 +74,7 @@ def show(records: Records, found: Sequence[Record]) -> int:
         try:
             answering = wait(records, record)
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would spoil the way out
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end it
             say(f"\njob {record.job} stays as it is: 'monitor status' tells how it stands")
             return 130
         say(f"\n{answering.directions(socket.gethostname())}\n")
@@ -81,14 +82,14 @@ def show(records: Records, found: Sequence[Record]) -> int:
 
 
 def wait(records: Records, record: Record) -> Record:
-    """Wait until a server answers, and return its record; say meanwhile what there is to wait for.
+    """Wait until a server answers and return its record; print what it waits for.
 
     Raises:
         UsageError: the job ended first; the end of its log is printed.
     """
     said = ""
     while True:
-        # In this order: a job that is in the queue has not yet removed its record.
+        # The queue first: a job that is in the queue has not removed its record yet.
         job = own(record, jobs.queue())
         current = records.read(record.job)
         if not job or job.state == "COMPLETING":
@@ -110,7 +111,7 @@ def wait(records: Records, record: Record) -> Record:
 
 
 def own(record: Record, queue: Mapping[str, jobs.Job]) -> jobs.Job | None:
-    """Return a server's job; None if it is gone, or if its number is another job's by now."""
+    """Return a server's job; None if it is gone, or if another job has its number by now."""
     job = queue.get(record.job)
     return job if job and job.name == record.job_name else None
 

@@ -1,7 +1,7 @@
-"""TensorBoard. It has no login; but on a Unix socket, the socket's folder decides who enters.
+"""TensorBoard. It has no login; on a Unix socket, the mode of the socket's folder protects it.
 
-The job runs this module in place of TensorBoard's own command, which can listen to a Unix socket
-and then fails over the port that it wants to print.
+The job runs this module instead of TensorBoard's own command, which fails on a Unix socket when it
+prints the port.
 """
 
 import signal

@@ -1,8 +1,8 @@
-"""Curves of runs, drawn to a picture without a server, a display or torch.
+"""Draws the metrics of runs to a picture, without a server, a display or torch.
 
     python -m <package> plot RUN_DIR... [--metrics train/loss validation/accuracy] [--x time]
 
-curves.py reads what is drawn.
+curves.py reads the metrics.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from .curves import Curves, X, labels, load, positions
 LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm")
 STYLES = ("-", "--", ":")  # of the metrics of a panel
 NOT_METRICS = ("step", "time", "epoch")
-FEW_VALUES = 20  # up to so many are drawn with dots, and not smoothed
+FEW_VALUES = 20  # a curve of so many or fewer is drawn with dots, and not smoothed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Flags:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
     """folders of runs, or of experiments for all their runs"""
     metrics: tuple[str, ...] = ()
-    """metrics to draw, a panel each; else all of training and validation, a panel a name"""
+    """metrics to draw, a panel each; else all, with training and validation in one panel"""
     x: X = "step"
     """the x axis; time counts from a run's first line and includes waits in the queue"""
     smooth: float = 0.0
@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
     drawn = figure(load(flags.folders), flags.metrics, flags.x, flags.smooth)
     try:
         with warnings.catch_warnings():
-            # Of a letter that no font has, which may be part of an escape code.
+            # matplotlib warns of a character that no font has, and prints it: it may be part of an
+            # escape code.
             warnings.simplefilter("ignore")
             drawn.savefig(flags.output, dpi=120)
     except (OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
@@ -80,12 +81,12 @@ def figure(
         runs: from `load`.
         metrics: a panel each; if none, all except LEFT_OUT, with training and validation together.
         x: the x axis.
-        smooth: weight of the past in a moving average; the measured values are drawn pale below it.
+        smooth: weight of the past in a moving average; the measured values are drawn pale under it.
 
     Raises:
         UsageError: a metric is in none of the runs, or a run lacks what x needs.
     """
-    # The name of a metric or a run may contain a dollar sign, which is not a formula.
+    # A dollar sign in the name of a metric or a run does not begin a formula.
     matplotlib.rcParams["text.parse_math"] = False
     panels = choose(runs, metrics)
     unit, places = positions(runs, x)
@@ -97,8 +98,7 @@ def figure(
     size = (max(5.0 * columns, 6.5), 3.2 * rows + 0.2 * len(runs) + 0.3)
     drawn = Figure(figsize=size, layout="constrained")
     for number, (title, members) in enumerate(panels.items(), 1):
-        # A metric with a single value has the same x axis as the others.
-        first = drawn.axes[0] if drawn.axes else None
+        first = drawn.axes[0] if drawn.axes else None  # its x axis is that of all panels
         axes = drawn.add_subplot(rows, columns, number, xlabel=unit, sharex=first)
         axes.set_title(title, fontsize=11)
         axes.grid(alpha=0.3)
@@ -133,7 +133,7 @@ def choose(runs: Sequence[Curves], metrics: Sequence[str]) -> dict[str, list[str
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Return the moving average in which the past has a weight, from 0 to below 1.
 
-    The start is corrected for the lack of a past, as in Adam (Kingma and Ba, 2015, section 3).
+    The first averages are corrected for their bias, as in Adam (Kingma and Ba, 2015, section 3).
     """
     sums = accumulate(values, lambda past, value: weight * past + (1 - weight) * value, initial=0.0)
     return [total / (1 - weight**number) for number, total in enumerate(sums) if number]
@@ -161,7 +161,7 @@ def draw_panel(
             look: dict[str, Any] = {"linestyle": style, "linewidth": 1.5}
             if len(points) <= FEW_VALUES:
                 look |= {"marker": "o", "markersize": 3}
-            elif smooth and not metric.startswith("train/lr"):  # which is exact
+            elif smooth and not metric.startswith("train/lr"):  # learning rates have no noise
                 axes.plot(xs, ys, alpha=0.25, color=colour, **look)
                 ys = smoothed(ys, smooth)
             axes.plot(xs, ys, color=colour, **look)

@@ -1,9 +1,10 @@
-"""Reads the metrics of runs, and prepares them to be drawn."""
+"""Reads the metrics of runs, with the labels and positions that a figure needs."""
 
 import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from ...engine.errors import UsageError, printable
 from ...engine.filesystem import read_lines, read_object
 from ..runs import find_runs, is_number
 
-# Settings that do not change a curve.
+# Settings that have no effect on a curve.
 IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
 MAX_SETTINGS = 3  # in a label
 
@@ -35,10 +36,10 @@ class Curves:
 
 
 def load(folders: Sequence[Path]) -> list[Curves]:
-    """Return the metrics of the runs in some folders; print which runs have none yet.
+    """Return the metrics of the runs in some folders; name those without metrics on stderr.
 
     Raises:
-        UsageError: there is no run, or none has metrics.
+        UsageError: a folder is not there, or no run has metrics.
     """
     runs = {}
     for folder in find_runs(folders):
@@ -63,17 +64,15 @@ def load(folders: Sequence[Path]) -> list[Curves]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return a run's settings and its number of ranks, as far as its folder has them."""
-    settings = {}
-    try:
+    settings: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError, KeyError):
         settings.update(read_yaml(folder / "config.yaml"))
         settings["ranks"] = read_object(folder / "provenance.json", {})["world_size"]
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
     return settings
 
 
 def labels(runs: Sequence[Curves]) -> list[str]:
-    """Return the names of the runs, with the settings in which they differ if these are few."""
+    """Return the names of the runs, with the settings in which they differ if there are few."""
     known = [run.settings for run in runs if run.settings]
     names = dict.fromkeys(name for settings in known for name in settings if name not in IGNORED)
     differing = [name for name in names if any(s.get(name) != known[0].get(name) for s in known)]
@@ -84,7 +83,7 @@ def labels(runs: Sequence[Curves]) -> list[str]:
 
 
 def positions(runs: Sequence[Curves], x: X) -> tuple[str, list[list[float]]]:
-    """Return the unit of x, and for each run the position of each of its lines.
+    """Return the unit of the x axis, and for each run the x of each of its lines.
 
     Raises:
         UsageError: a run has no times, or has not finished an epoch.
@@ -104,7 +103,7 @@ def positions(runs: Sequence[Curves], x: X) -> tuple[str, list[list[float]]]:
 
 
 def epochs(run: Curves) -> list[float]:
-    """Return the epoch of each line; all epochs of a run have the same number of steps.
+    """Return the epoch of each line, a fraction; all epochs of a run have as many steps.
 
     Raises:
         UsageError: no line ends an epoch.
