@@ -228,12 +228,12 @@ def test_a_checkpoint_that_lacks_keys(launch: Launch, tmp_path: Path) -> None:
     launch(1, "--max-steps=1")
     path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
     state = torch.load(path, weights_only=True)
-    del state["meter"]["weight"]
+    del state["meter"]["recorded"]
     torch.save(state, path)
     sign(path, path)
     job = launch(1, *QUICK)
     assert job.codes == [1]
-    assert "was not saved by this version of the project (KeyError: 'weight')" in job.log
+    assert "was not saved by this version of the project (KeyError: 'recorded')" in job.log
     assert "Traceback" not in job.log
 
 

@@ -117,7 +117,8 @@ class Meter:
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return on rank 0 what a resumed run must know; every rank calls this."""
         trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
-        return {"recorded": RECORDER.state_dict(world), "trained": trained}
+        # Earlier versions of the project read the weight.
+        return {"weight": self.weight, "recorded": RECORDER.state_dict(world), "trained": trained}
 
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
         """Continue from the `state_dict` of an interrupted run."""
