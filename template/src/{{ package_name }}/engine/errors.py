@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import time
+from base64 import b64encode
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -85,11 +87,19 @@ def without_secrets(text: str) -> str:
     for name, value in os.environ.items():
         secrets = re.findall(r"://[^/:@\s]*:(\S+)@", value)
         secrets += [value] if re.search("KEY|TOKEN|PASSW|SECRET", name) else []
-        for plain in {*secrets, *map(unquote, secrets)}:
-            if len(plain) >= 6:  # a shorter one, such as "true", may be a usual word
-                spellings = (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
-                hidden |= dict.fromkeys(spellings, f"<{name}>")
+        for secret in secrets:
+            if len(secret) >= 6:
+                hidden |= dict.fromkeys(_spellings(secret), f"<{name}>")
     for spelling in sorted(hidden, key=len, reverse=True):
         text = text.replace(spelling, hidden[spelling])
-    text = re.sub(r"(?<=://)\S+@", "<login>@", text)
-    return re.sub(r"\b(Basic|Bearer) [\w+/.=~-]{6,}", r"\1 <login>", text)  # headers of HTTP
+    return re.sub(r"(?<=://)\S+@", "<login>@", text)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield the ways to write a secret: as it is, as part of an address, in base64."""
+    for plain in (secret, unquote(secret)):
+        yield from (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
+        # Its base64 depends on how many bytes come before it, such as those of a user's name.
+        for before, first in enumerate((0, 2, 3)):
+            content = bytes(before) + plain.encode()
+            yield b64encode(content)[first : len(content) // 3 * 4].decode()
