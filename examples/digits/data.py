@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: put your own in its place.
+"""The datasets: training, validation, test. This file is yours: replace it by your own.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
-way to stack them; model.py gets it as it is. Evaluation sets are map-style.
+engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
+samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+    """The datasets for training, for choosing the best checkpoint, and for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -55,7 +55,7 @@ class Digits(Dataset):
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """`__getitems__` made the batch already."""
+        """Return the batch that `__getitems__` made."""
         return batch
 
     def as_stream(self, shard_size: int = 1000) -> ShardStream:
@@ -76,7 +76,7 @@ def load(settings: Settings) -> Datasets:
 
     Raises:
         UsageError: no such dataset, a file is missing or damaged, or the validation set would take
-            everything.
+            all samples.
     """
     if settings.dataset == "mnist":
         folder = Path(settings.data_dir)

@@ -1,4 +1,4 @@
-"""Figures of what the network makes of the test set. This file is yours too."""
+"""Figures of the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def draw(
 
 
 def confusion_matrix(counts: Tensor) -> Figure:
-    """Draw how often each class was taken for each; shades are shares of the true class."""
+    """Draw the confusion matrix; the shade is the share of the true class."""
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     figure = Figure(figsize=(6, 6))
     axes = figure.add_subplot(xlabel="predicted", ylabel="true")
@@ -42,7 +42,7 @@ def confusion_matrix(counts: Tensor) -> Figure:
 
 
 def predictions(inputs: Tensor, outputs: Tensor, targets: Tensor) -> Figure:
-    """Draw sixteen samples with what they were taken for; a mistake is named in red."""
+    """Draw sixteen samples with their predicted classes; mistakes are red."""
     figure = Figure(figsize=(6, 6.5))
     axes = figure.add_axes((0, 0, 1, 1))
     samples = zip(inputs[:16], outputs.argmax(dim=1), targets, strict=False)

@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
+"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ class Network(nn.Module):
             nn.Flatten(),
             nn.Linear(64 * 3 * 3, 10),
         )
-        # Channels last is the layout that convolutions are fastest in, on CPU and GPU.
+        # Convolutions are fastest in the channels-last layout, on CPU and GPU.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -33,9 +33,9 @@ class Network(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, pool: nn.Module | None = None) -> nn.Module:
-    """Return a 3 by 3 convolution that keeps height and width, pooled, normalised and rectified.
+    """Return a 3 by 3 convolution that keeps height and width, then pooling, batch norm and ReLU.
 
-    Pooling comes first, since it leaves less to normalise.
+    Pooling comes first, so that batch norm has less to compute.
     """
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False),
@@ -49,7 +49,7 @@ Batch = tuple[Tensor, Tensor]  # images (batch, 1, 28, 28), labels (batch,)
 
 
 class Model(Learner):
-    """Digits: learner.py says what each method is for, and which others there are."""
+    """Digits: learner.py describes its methods, and the others that you can override."""
 
     best = ("validation/accuracy", "max")
 

@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: put your own in its place.
+"""The datasets: training, validation, test. This file is yours: replace it by your own.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
-way to stack them; model.py gets it as it is. Evaluation sets are map-style.
+engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
+samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
 """
 
 import json
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+    """The datasets for training, for choosing the best checkpoint, and for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -36,7 +36,7 @@ class Datasets:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes pixels, uint8 (size, size, 3), and a class of a stored image.
+    """Turns a stored image into pixels, uint8 (size, size, 3), and a class.
 
     Attributes:
         transform: `augment` or `center`.
@@ -56,7 +56,7 @@ class Decoder:
 
 
 class ByIndex(Dataset):
-    """Stored images, each decoded when it is asked for."""
+    """Stored images, decoded on access."""
 
     def __init__(self, images: Images, decode: Decoder) -> None:
         self.images, self.decode = images, decode
@@ -69,7 +69,7 @@ class ByIndex(Dataset):
 
 
 class Stripes(Dataset):
-    """Noise with stripes, drawn when they are asked for: their direction is the class.
+    """Images of noise with stripes, whose direction is the class; drawn on access.
 
     The same seed gives the same images on every rank.
     """
@@ -116,7 +116,7 @@ def load(settings: Settings) -> Datasets:
         read = SHARDS[settings.dataset].read
         sizes = known_sizes(sizes_file(settings), paths)
         train = ShardStream(paths, read, settings.samples, decode=decode, sizes=sizes)
-    # ImageNet, for one, has a test set without classes, which nobody can evaluate on.
+    # Some datasets have a test set without classes, such as ImageNet: use the validation set.
     last = "test" if (folder / "test").is_dir() else "validation"
     decode = Decoder(partial(center, size=size), settings.classes)
     validation, test = (
@@ -134,11 +134,11 @@ def find(folder: Path, settings: Settings) -> Images:
     """
     if settings.dataset != "files":
         return SHARDS[settings.dataset](shards(folder, settings.dataset))
-    # Numbered as in the training set, whichever of them are here.
+    # The numbers of classes are those of the training set, even if some have no images here.
     classes = subfolders(Path(settings.data_dir) / "train")
     images = Files(folder, classes)
     if unknown := set(subfolders(folder)) - set(classes):
-        raise UsageError(f"{folder} has a class {min(unknown)}, which the training set has not")
+        raise UsageError(f"{folder} has a class {min(unknown)}, which the training set lacks")
     if not images.places:
         raise UsageError(
             f"no image in {folder.resolve()}: put yours there as CLASS/NAME.jpg, point --data-dir "
@@ -153,7 +153,7 @@ def find(folder: Path, settings: Settings) -> Images:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, hidden ones left out, in their order."""
+    """Return the names of the folders in a folder, sorted and without hidden ones."""
     return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
@@ -193,7 +193,7 @@ def known_sizes(file: Path, paths: Sequence[str]) -> list[int] | None:
 
 
 def download(settings: Settings) -> None:
-    """Say what is there, and count the images of shards; never called by a rank.
+    """Log what is there, and count the images of shards; never called by a rank.
 
     Raises:
         UsageError: nothing is there, or a shard can't be read.

@@ -1,4 +1,4 @@
-"""Figures of what the network makes of the test set. This file is yours too."""
+"""Figures of the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ def accuracy_by_class(right: Tensor, samples: Tensor) -> Figure:
 
 
 def predictions(images: Tensor, outputs: Tensor, labels: Tensor) -> Figure:
-    """Draw sixteen images with the class that they were taken for; a mistake is named in red."""
+    """Draw sixteen images with their predicted classes; mistakes are red."""
     figure = Figure(figsize=(6, 6.5))
     axes = figure.add_axes((0, 0, 1, 1))
     samples = zip(images[:16], outputs.argmax(dim=1), labels, strict=False)

@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
+"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from .settings import Settings
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut (He et al. 2016).
+    """A residual block: two convolutions and a shortcut (He et al. 2016).
 
-    Args of `forward`: features of shape (batch, inputs, height, width). Returns as many outputs, of
-    a `stride`-th of the height and width.
+    Args of `forward`: features of shape (batch, inputs, height, width). Returns features of shape
+    (batch, outputs, height / stride, width / stride), rounded up.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -25,8 +25,8 @@ class Block(nn.Module):
             nn.ReLU(inplace=True),
             *convolution(outputs, outputs, 3),
         )
-        # Pooled: a convolution of 1 by 1 with a stride leaves three of four values out (He et al.
-        # 2019), and PyTorch 2.13 crashes in one with few channels on a CPU.
+        # Average pooling instead of a stride: a strided 1 by 1 convolution ignores three of four
+        # values (He et al. 2019), and PyTorch 2.13 crashes in one with few channels on a CPU.
         shortcut: list[nn.Module] = [nn.AvgPool2d(stride, ceil_mode=True)] if stride > 1 else []
         shortcut += convolution(inputs, outputs, 1) if inputs != outputs else []
         self.shortcut = nn.Sequential(*shortcut)
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution and what normalises its outputs."""
+    """Return a convolution and its batch norm."""
     padding = kernel // 2
     return [
         nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False),
@@ -47,7 +47,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list
 class ResNet(nn.Module):
     """A residual network; with width 64, layers (2, 2, 2, 2) are ResNet-18, (3, 4, 6, 3) ResNet-34.
 
-    Args of `forward`: images, uint8, of shape (batch, size, size, 3): only bytes travel to the GPU.
+    Args of `forward`: images, uint8, of shape (batch, size, size, 3): bytes are fast to copy.
     Returns logits: (batch, classes).
     """
 
@@ -67,7 +67,7 @@ class ResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, settings.classes)
-        # Channels last is the layout that convolutions are fastest in, on CPU and GPU.
+        # Convolutions are fastest in the channels-last layout, on CPU and GPU.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ Batch = tuple[Tensor, Tensor]  # images, uint8 (batch, size, size, 3), and class
 
 
 class Model(Learner):
-    """Images: learner.py says what each method is for, and which others there are."""
+    """Images: learner.py describes its methods, and the others that you can override."""
 
     best = ("validation/accuracy", "max")
 
@@ -92,7 +92,7 @@ class Model(Learner):
             {"params": [each for each in network.parameters() if each.dim() > 1]},
             {"params": [each for each in network.parameters() if each.dim() == 1]},
         ]
-        groups[1]["weight_decay"] = 0.0  # biases, and what normalises
+        groups[1]["weight_decay"] = 0.0  # biases and batch norms
         return torch.optim.SGD(
             groups,
             lr=settings.lr,

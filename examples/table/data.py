@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: put your own in its place.
+"""The datasets: training, validation, test. This file is yours: replace it by your own.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
-way to stack them; model.py gets it as it is. Evaluation sets are map-style.
+engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
+samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
 """
 
 import csv
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+    """The datasets for training, for choosing the best checkpoint, and for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -54,7 +54,7 @@ class Table(Dataset):
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """`__getitems__` made the batch already."""
+        """Return the batch that `__getitems__` made."""
         return batch
 
 
@@ -77,17 +77,17 @@ def load(settings: Settings) -> Datasets:
             f"held_out is {settings.held_out}, but the table has {len(rows)} rows: hold out at "
             "least one row twice, and not all"
         )
-    # The same rows for each seed of a run, so that their results can be compared.
+    # The same rows for every seed, so that the results of runs can be compared.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     train, validation, test = order.split([len(rows) - 2 * held_out, held_out, held_out])
     return Datasets(*(Table(rows[part], targets[part]) for part in (train, validation, test)))
 
 
 def download(settings: Settings) -> None:
-    """Say where the table belongs; never called by a rank.
+    """Log where to put the table; never called by a rank.
 
     Raises:
-        UsageError: it is not there, but wanted; or it can't be read.
+        UsageError: the settings ask for a table that is not there, or can't be read.
     """
     path = Path(settings.data_dir) / settings.table
     if settings.dataset == "csv":
@@ -108,7 +108,7 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
         path: its first line has the names of the columns, the others have numbers.
 
     Raises:
-        UsageError: there is no such file or column, or a value is no number.
+        UsageError: there is no such file or column, or a value is not a number.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -130,19 +130,19 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
         raise UsageError(f"can't read {path} (the line of names not counted): {error}") from None
     if not np.isfinite(values).all():
         row = int(np.isfinite(values).all(axis=1).argmin())
-        raise UsageError(f"{path} has a value that is no finite number in row {row}: leave it out")
+        raise UsageError(f"{path} has a value in row {row} that is not finite: remove the row")
     table = torch.from_numpy(values)
     return table[:, :-1].contiguous(), table[:, -1].contiguous()
 
 
 def synthesize(samples: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return rows between 0 and 1, and a target that five of the columns decide but for noise.
+    """Return rows between 0 and 1, and a target: a function of five columns, plus noise.
 
     The function is Friedman's first (1991, doi:10.1214/aos/1176347963). The same seed gives the
     same table on every rank.
 
     Raises:
-        UsageError: there are too few columns for it.
+        UsageError: there are fewer than five columns.
     """
     if columns < 5:
         raise UsageError(f"there are {columns} columns: the synthetic table needs five")

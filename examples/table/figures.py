@@ -1,4 +1,4 @@
-"""Figures of what the network makes of the test set. This file is yours too."""
+"""Figures of the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def draw(
 
 
 def predictions(outputs: Tensor, targets: Tensor) -> Figure:
-    """Draw what was predicted over what is true; on the line they are the same."""
+    """Draw predicted over true values; on the line they are equal."""
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="true", ylabel="predicted")
     axes.axline((float(targets.mean()),) * 2, slope=1, color="gray", linewidth=1)

@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
+"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from .settings import Settings
 
 
 class Network(nn.Module):
-    """Some hidden layers, from the columns of a table to a number.
+    """A multilayer perceptron from the columns of a table to a number.
 
     Args of `forward`: rows, float, of shape (batch, columns). Returns the target: (batch,).
     """
@@ -19,7 +19,7 @@ class Network(nn.Module):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.scale = settings.target_scale
-        # Brings the columns, whatever their units, to mean 0 and deviation 1.
+        # Normalizes each column to mean 0 and deviation 1.
         layers: list[nn.Module] = [nn.BatchNorm1d(len(settings.columns), affine=False)]
         features = len(settings.columns)
         for _ in range(settings.layers):
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor]  # rows (batch, columns), targets (batch,)
 
 
 class Model(Learner):
-    """A regression: learner.py says what each method is for, and which others there are."""
+    """A regression: learner.py describes its methods, and the others that you can override."""
 
     best = ("validation/loss", "min")
     unit = "rows"

@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: put your own in its place.
+"""The datasets: training, validation, test. This file is yours: replace it by your own.
 
 A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says which suits what. A batch is what `collate` makes of samples, or PyTorch's own
-way to stack them; model.py gets it as it is. Evaluation sets are map-style.
+engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
+samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a run trains on, chooses its best checkpoint by, and is judged by."""
+    """The datasets for training, for choosing the best checkpoint, and for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -32,12 +32,12 @@ class Datasets:
 
 
 class Windows(Dataset):
-    """Pieces of a text: each token of it is in one piece.
+    """Pieces of a text; each token is in one piece.
 
     Args:
         text: tokens, unsigned integers.
         context: tokens of a piece.
-        vocabulary: tokens that there are.
+        vocabulary: number of different tokens.
     """
 
     def __init__(self, text: np.ndarray, context: int, vocabulary: int) -> None:
@@ -63,14 +63,14 @@ class Windows(Dataset):
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """`__getitems__` made the batch already."""
+        """Return the batch that `__getitems__` made."""
         return batch
 
 
 class MappedWindows(Windows):
-    """The same of a file of tokens, of which memory holds only what is read.
+    """Pieces of a file of tokens, which is mapped into memory: only what is used is read.
 
-    All ranks of a node share that; a loading worker maps the file again.
+    The processes of a node share this memory.
 
     Args:
         path: uint16, or uint32 where the vocabulary has more than 65,536 tokens.
@@ -128,10 +128,10 @@ def load(settings: Settings) -> Datasets:
 
 
 def download(settings: Settings) -> None:
-    """Say where the text belongs; never called by a rank.
+    """Log where to put the text; never called by a rank.
 
     Raises:
-        UsageError: it is not there, but wanted.
+        UsageError: the settings ask for a text that is not there.
     """
     if settings.dataset == "text":
         text = read(Path(settings.data_dir))
@@ -151,7 +151,7 @@ def download(settings: Settings) -> None:
 def files(settings: Settings) -> list[Path]:
     """Return the files of tokens: for training, validation and test.
 
-    Without a file for the test, that for the validation is taken.
+    Without a file for the test, the one for the validation is used.
     """
     folder = Path(settings.data_dir)
     test = "test" if (folder / "test.bin").exists() else "validation"

@@ -1,4 +1,4 @@
-"""Figures of what the network makes of the test set. This file is yours too."""
+"""Figures of the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def draw(
 
 
 def loss_at_position(losses: Tensor, tokens: Tensor) -> Figure:
-    """Draw the mean loss of the tokens that the network knew so many others before."""
+    """Draw the mean loss of a token over the number of tokens before it."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="tokens seen", ylabel="loss", ylim=(0, None))
     axes.plot(range(1, len(losses) + 1), losses * len(losses) / tokens)

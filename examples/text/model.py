@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: put in your own."""
+"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from .settings import Settings
 
 
 class Attention(nn.Module):
-    """Causal self-attention: each token takes in what those up to it have to say.
+    """Causal self-attention: each token attends to itself and to earlier tokens.
 
-    Args of `forward`: features of shape (batch, tokens, width), which it returns too.
+    Args of `forward`: features of shape (batch, tokens, width). Returns the same shape.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of the transformer: attention, then a network on each token alone."""
+    """A block of the transformer: attention, then a feed-forward network on each token."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(settings.vocabulary, width)
         self.positions = nn.Embedding(settings.context, width)
         self.dropout = nn.Dropout(settings.dropout)
-        # With --strategy fsdp, ranks put together a block at a time.
+        # With --strategy fsdp, the ranks gather one block at a time.
         self.blocks = nn.Sequential(
             *(Block(width, settings.heads, settings.dropout) for _ in range(settings.layers))
         )
@@ -76,7 +76,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
-            # Blocks add up: the more there are, the less each begins with.
+            # The outputs of blocks are added up: with more blocks, each starts smaller.
             if name.endswith(("output.weight", "feed_forward.3.weight")):
                 parameter.data /= (2 * settings.layers) ** 0.5
 
@@ -90,7 +90,7 @@ Batch = tuple[Tensor, Tensor]  # tokens and those that follow, both int64 (batch
 
 
 class Model(Learner):
-    """A GPT on text: learner.py says what each method is for, and which others there are."""
+    """A GPT on text: learner.py describes its methods, and the others that you can override."""
 
     best = ("validation/loss", "min")
     unit = "tokens"
@@ -98,7 +98,7 @@ class Model(Learner):
     def build(self) -> nn.Module:
         width, heads = self.settings.width, self.settings.heads
         if width % heads:
-            raise UsageError(f"width is {width}, which {heads} heads can't share: use a multiple")
+            raise UsageError(f"width is {width}: it must be a multiple of heads, {heads}")
         return GPT(self.settings)
 
     def optimizers(self, network: nn.Module) -> torch.optim.Optimizer:
@@ -106,7 +106,7 @@ class Model(Learner):
         others = [each for each in network.parameters() if each not in matrices]
         groups: list[dict[str, Any]] = [
             {"params": [each for each in network.parameters() if each in matrices]},
-            {"params": others, "weight_decay": 0.0},  # embeddings, and what normalizes
+            {"params": others, "weight_decay": 0.0},  # embeddings and layer norms
         ]
         decay = self.settings.weight_decay
         return torch.optim.AdamW(groups, self.settings.lr, betas=(0.9, 0.95), weight_decay=decay)
@@ -140,14 +140,14 @@ class Model(Learner):
 
     @torch.no_grad()
     def generate(self, network: nn.Module, tokens: Tensor, length: int = 200) -> Tensor:
-        """Return tokens, int64, with so many more behind them, each drawn by its probability."""
+        """Return tokens, int64, followed by `length` more, each drawn by its probability."""
         for _ in range(length):
             logits = network(tokens[None, -self.settings.context :])[0, -1]
             tokens = torch.cat([tokens, torch.multinomial(logits.softmax(0), 1)])
         return tokens
 
     def write(self, network: nn.Module, begin: str, length: int = 200) -> str:
-        """Return a text with so many bytes more."""
+        """Return the text `begin`, followed by `length` more bytes."""
         return decode(self.generate(network, encode(begin).long(), length))
 
 

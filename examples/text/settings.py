@@ -1,7 +1,7 @@
 """Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
 
-This file is yours. What every training has is in engine/config.py; a field of the same name here
-gives it another default.
+This file is yours. The settings of every training are in engine/config.py; a field of the same
+name here gives one of them another default.
 """
 
 from dataclasses import dataclass

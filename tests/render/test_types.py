@@ -65,7 +65,7 @@ class Model(Learner):
         rows, targets = batch
         return ((net(rows) - targets) ** 2).mean()
 
-    def load(self, names=[], path: str = None):
+    def restore(self, names=[], path: str = None):
         if path == None: print('loading {}'.format(path))
 """
 OWN_MODEL += f"\nLONG = [{'1, ' * 99}]\n"
