@@ -46,9 +46,9 @@ class Timed(train.Trainer):
         self.steps: list[float] = []
         self.saves: list[float] = []
 
-    def _train_step(self, *arguments: object) -> None:
+    def train_step(self, *arguments: object) -> None:
         self.steps.append(time.perf_counter())
-        super()._train_step(*arguments)
+        super().train_step(*arguments)
 
     def save(self, best: bool = False) -> None:
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What is trained, and how: the interface that model.py fills in.
+"""The interface that `Model` in model.py implements.
 
-A training is a `Learner`: its networks, their optimizers, the loss of a batch, and the metrics of
-an evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same for all.
+A `Learner` has the networks, their optimizers, the loss of a batch, and the metrics of an
+evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same for all models.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,15 +25,11 @@ from .settings import Settings
 Networks = Any
 """What `build` returned: a module, or a dictionary of modules by name."""
 Batch = Any
-"""What the data set and its collate give, with its tensors on this rank's device."""
+"""What `collate` of the dataset returned, with its tensors on this rank's device."""
 
 
 def model_class() -> "type[Learner]":
-    """Return the class of model.py that says what is trained.
-
-    Raises:
-        UsageError: there is none, as in projects from before there were learners.
-    """
+    """Return the class `Model` of model.py; raise UsageError if there is none."""
     found = getattr(import_module(".model", __package__), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Learner)):
         raise UsageError(
@@ -45,13 +41,13 @@ def model_class() -> "type[Learner]":
 
 
 class Learner:
-    """A kind of training. model.py subclasses it as `Model`, with `build`, `optimizers`, `loss`.
+    """What to train. `Model` in model.py subclasses it: `build`, `optimizers` and `loss` at least.
 
     Attributes:
-        best: the metric that decides which checkpoint is the best, and whether less or more of it
-            is better. `runs`, sweeps and early stopping go by it too.
-        unit: what the weight of a batch counts, such as "tokens"; names the rates in the log.
-        settings: those of the run, with the fields of settings.py.
+        best: the metric that decides which checkpoint is the best, and "min" if a lower value is
+            better, else "max". `runs`, sweeps and `patience` use it too.
+        unit: what `batch_weight` counts, such as "tokens"; the rate in the log is named after it.
+        settings: of the run, with the fields of settings.py.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("validation/loss", "min")
@@ -64,11 +60,7 @@ class Learner:
     }
 
     def __init_subclass__(cls) -> None:
-        """Refuse methods of earlier versions, which nothing would call.
-
-        Raises:
-            UsageError: the class has one.
-        """
+        """Raise UsageError for a method that now has another name: nothing would call it."""
         for old, new in cls.RENAMED.items():
             if old in vars(cls):
                 raise UsageError(f"the method {old} in model.py is now called {new}: rename it")
@@ -79,37 +71,40 @@ class Learner:
     # -- training ---------------------------------------------------------------------------------
 
     def build(self) -> nn.Module | dict[str, nn.Module]:
-        """Return the network to train, or several by name; torch is seeded, alike on all ranks."""
+        """Return the network, or several by name; torch has the same seed on all ranks."""
         raise UsageError("Model in model.py has no method 'build': learner.py describes it")
 
     def optimizers(self, networks: Networks) -> Optimizer | dict[str, Optimizer]:
         """Return the optimizer, or several by name.
 
-        The learning rate of each group of parameters is the one it has here, times `schedule`.
+        The learning rate of a parameter group is the one that it has here, times `schedule`.
         """
         raise UsageError("Model in model.py has no method 'optimizers': learner.py describes it")
 
     def loss(self, networks: Networks, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, a scalar.
 
-        A loss with parameters of its own belongs inside a network, where ranks share its gradients.
+        If the loss itself has parameters, put it inside a network: its gradients are averaged then.
         """
         raise UsageError("Model in model.py has no method 'loss': learner.py describes it")
 
     def train_step(self, updater: Updater) -> None:
-        """Take a step: one update by the loss, or several updates of different networks."""
+        """Take a step: one update by default, or several updates of different networks."""
         updater.update(self.loss)
 
     def batch_weight(self, batch: Batch) -> int:
         """Return how much a batch counts in means and rates; the default is its samples.
 
-        Another unit, such as the tokens that the loss is the mean of, is counted here. A batch of
-        weight 0 has no part in the loss or the gradient: its loss may be nan.
+        If the loss is a mean over something else, such as tokens, return their number. A batch of
+        weight 0 does not count in the loss and the gradient: its loss may be nan.
         """
         return nested.length(batch)
 
     def schedule(self, progress: float) -> float:
-        """Return the factor on all learning rates at a progress from 0 to 1 (settings.schedule)."""
+        """Return the factor on all learning rates at a progress from 0 to 1.
+
+        The default is the setting `schedule`, with a warm-up. Override this for your own schedule.
+        """
         return lr_factor(self.settings, progress)
 
     def fsdp_units(self, network: nn.Module) -> Iterable[nn.Module]:
@@ -119,18 +114,18 @@ class Learner:
     # -- evaluation -------------------------------------------------------------------------------
 
     def measure(self, networks: Networks, batch: Batch) -> Mapping[str, Any]:
-        """Return what a batch of an evaluation adds to the metrics; called without gradients.
+        """Return sums over a batch of an evaluation by name; called without gradients.
 
-        A tensor of any shape is summed over all batches and ranks. A tuple holds the arguments of
-        `update` of the object in `metrics` with the same name.
+        A tensor of any shape is summed over all batches and ranks. A tuple has the arguments of
+        `update` for the object of this name in `metrics`.
         """
         loss = check_loss(self.loss(networks, batch))
         return {"loss": loss.to(sum_dtype(loss.device)) * self.batch_weight(batch)}
 
     def metrics(self) -> Mapping[str, Any]:
-        """Return objects with `update` and `compute`, such as torchmetrics', for each evaluation.
+        """Return new objects with `update` and `compute` by name, such as those of torchmetrics.
 
-        For metrics that no sum can give, such as the area under a curve.
+        They are for metrics that are not a function of sums, such as the area under a curve.
         """
         return {}
 
@@ -138,7 +133,7 @@ class Learner:
         """Return the metrics by name; the default divides each single number by the weight.
 
         Args:
-            sums: of what `measure` returned, float64 on the CPU; and `weight`, of all batches.
+            sums: of what `measure` returned, and `weight`, of all batches: float64, on the CPU.
         """
         weight = sums["weight"]
         return {
@@ -159,14 +154,14 @@ class Learner:
     ) -> inference.Trained:
         """Return the trained networks of a run, such as `Model.load("runs/demo/7")`.
 
-        The result has a method `predict`, which takes a batch. If the run kept averages of the
-        parameters (`ema`), these are the networks.
+        The result has a method `predict`, which takes a batch. If the run kept moving averages of
+        the parameters (`ema`), the networks have these.
 
         Args:
             source: a run folder, or one of its checkpoints.
             settings: by default, those that the checkpoint was saved with.
             which: the checkpoint of a run folder.
-            device: where to put the networks.
+            device: for the networks.
 
         Raises:
             UsageError: there is no checkpoint, or it does not fit model.py.
@@ -180,19 +175,19 @@ class Learner:
         return (batch[0],) if isinstance(batch, tuple | list) else (batch,)
 
     def predict(self, networks: Networks, batch: Batch) -> Any:  # noqa: ANN401
-        """Return predictions: tensors with a row for each sample, of any nesting."""
+        """Return predictions: a tensor with a row for each sample, or several in any nesting."""
         return networks(*self.inputs(batch))
 
     def describe(self, prediction: Any) -> Any:  # noqa: ANN401
-        """Return one sample's prediction as JSON can have it: a line of what `predict` writes.
+        """Return the prediction for one sample as JSON can represent it, for `predict`.
 
-        The default is all its numbers. Where these are many, such as logits, return less.
+        The default is all its numbers. Return less if they are many.
         """
         return nested.plain(prediction)
 
 
 def weight_function(learner: Learner) -> Callable[[Any], int] | None:
-    """Return the `batch_weight` of model.py, checked; None if model.py has none of its own."""
+    """Return the `batch_weight` of model.py with a check; None if model.py does not define it."""
     if type(learner).batch_weight is Learner.batch_weight:
         return None
     return lambda batch: check_weight(learner.batch_weight(batch))

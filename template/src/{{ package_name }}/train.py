@@ -1,4 +1,4 @@
-"""The training: the loop over epochs and steps, validations, and the end of a run."""
+"""The training loop, from top to bottom: epochs, steps, validations, and the end of a run."""
 
 import logging
 import os
@@ -43,10 +43,11 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, request: StopRequest) -> int:
-    """Train as the settings say; every rank calls this.
+    """Train with these settings; every rank calls this.
 
     Returns:
-        The process's exit code: 0, or 75 when a signal stopped the run after a checkpoint.
+        The exit code of the process: 0, or 75 if a signal stopped the run after a checkpoint. Slurm
+        requeues a job that exits with 75 (slurm/common.sh).
 
     Raises:
         UsageError: the settings do not fit the world, the machine or the data.
@@ -65,9 +66,9 @@ class Trainer:
     """Trains a learner's networks on its datasets.
 
     Args:
-        learner: makes the networks, the optimizers and the loss.
+        learner: the networks, the optimizers and the loss.
         settings: of the run. world: the ranks.
-        request: says whether a signal asked the run to stop.
+        request: whether a signal asked the run to stop (engine/ranks/signals.py).
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Trainer:
         self.data_wait = DataWaitHint(settings.workers)
 
     def train(self, trackers: list[str]) -> int:
-        """Train to the end or to a signal; return the process's exit code."""
+        """Train until the end or a signal; return the exit code of the process."""
         settings, world, checkpointing = self.settings, self.world, self.checkpointing
         log_start(settings, world, self.loader, self.samples_per_step)
         finished = is_finished(checkpointing.run_dir, self.position.step)
@@ -132,7 +133,7 @@ class Trainer:
         return code
 
     def _train_epoch(self) -> bool:
-        """Train to the end of the epoch, evaluate and save; return False if a signal came first."""
+        """Train to the end of the epoch; return False if a signal stopped the run first."""
         position, settings = self.position, self.settings
         left = (settings.max_steps or 0) - position.step + position.epoch_steps
         ends = ((self.loader.samples or 0) // self.samples_per_step, left)
@@ -143,17 +144,17 @@ class Trainer:
         self.meter.begin()
         loaded = self._next(steps)
         totals.begin(position.step, *self.loader.sizes(loaded))
-        stopping, samples = False, 1  # before the first totals; samples 0: the epoch is over
+        stopping, samples = False, 1  # 0 samples: the epoch is over
         while not position.is_end(settings):
             stopping, samples, weight = totals.result()
             if stopping or samples == 0:
                 break
-            # Here, behind the totals: a signal need not wait for a validation.
+            # After the totals, so that a signal does not wait for a validation.
             if is_due(settings.validate_every, position.step):
                 self.validate()
                 if position.is_end(settings):
                     break
-            # The next step's totals are summed while this step is computed.
+            # The totals of the next step are summed while this step is computed.
             following = self._next(steps)
             totals.begin(position.step, *self.loader.sizes(following))
             self.train_step(loaded, samples, weight)
@@ -163,7 +164,7 @@ class Trainer:
                 self._log_step()
             if is_due(settings.checkpoint_every, position.step) and not position.is_end(settings):
                 self.save()
-        totals.result()  # also where the loop has just ended: no all-reduce may be left pending
+        totals.result()  # after the last step, too: no all-reduce may stay pending
         bar.close()
         self.meter.count_time()
         if stopping:
@@ -173,13 +174,18 @@ class Trainer:
         return not stopping
 
     def _next(self, steps: Iterator[list[Loaded]]) -> list[Loaded]:
-        """Return the next step's batches, and record how long they were waited for."""
+        """Return the batches of the next step, and record the time that they took."""
         loaded = next(steps)
         RECORDER.add("train/data_seconds", self.loader.waited, 1)
         return loaded
 
     def train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
-        """Take a step on this rank's batches; samples and weight are of all ranks together."""
+        """Take a step.
+
+        Args:
+            loaded: the batches of this rank.
+            samples, weight: of the batches of all ranks together.
+        """
         settings, position = self.settings, self.position
         self._set_learning_rates()
         seed_generators(derive("step", settings.seed, self.world.rank, position.step))
@@ -192,7 +198,7 @@ class Trainer:
         self.meter.count(samples, weight)
 
     def _set_learning_rates(self) -> float:
-        """Set the learning rates of the next step; return the first one."""
+        """Set the learning rates for the next step; return the first one."""
         factor = scaling(self.settings, self.samples_per_step)
         self.networks.set_learning_rates(factor * self.learner.schedule(self.progress()))
         return self.networks.learning_rates()["train/lr"]
@@ -204,7 +210,7 @@ class Trainer:
     def _log_step(self) -> None:
         readings, own = self.meter.read(self.world)
         for name in self.meter.losses:
-            # It is not there if no batch had a weight.
+            # It is missing if no batch had a weight.
             self.checkpointing.check_finite(f"{name} is", readings.get(name, 0.0))
         self.data_wait.check(readings["train/data_seconds"], self.meter.step_seconds)
         rates = self.networks.learning_rates()
@@ -216,7 +222,7 @@ class Trainer:
             self.logger.histograms(self.position.step + 1, parameters)
 
     def _end_epoch(self) -> None:
-        """Begin the next epoch, after an evaluation where one is due."""
+        """Validate if it is due, begin the next epoch, and save."""
         if self.position.step == 0:
             raise UsageError("the training set has no samples: is data_dir the right folder?")
         if is_due(self.settings.validate_epochs, self.position.epoch + 1):
@@ -232,7 +238,7 @@ class Trainer:
     # -- validations ------------------------------------------------------------------------------
 
     def validate(self, epoch_ends: bool = False) -> None:
-        """Evaluate on the validation set and save, unless that was done at this step already.
+        """Evaluate on the validation set and save, unless this was done at this step already.
 
         Every rank calls this.
 
@@ -244,7 +250,7 @@ class Trainer:
         began, best = time.perf_counter(), False
         found: dict[str, float] = {}
         if position.validated_step != position.step or position.best_score is None:
-            # First, so that a signal in a long validation costs no more than the validation.
+            # A signal during a long validation then costs no more than the validation.
             self.save()
             found = self.evaluator.evaluate(
                 self.datasets.validation, "validation", position.step
@@ -271,7 +277,7 @@ class Trainer:
     # -- the end of a run -------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Save, since a signal came; every rank calls this."""
+        """Save after a signal; every rank calls this."""
         self.save()
         self.checkpointing.check_saved("stopped")
         log.info(
@@ -282,11 +288,11 @@ class Trainer:
         )
 
     def finish(self) -> int:
-        """Evaluate on the test set, and write what the run leaves; every rank calls this.
+        """Evaluate on the test set, and write summary.json and figures; every rank calls this.
 
         Returns:
-            The process's exit code: 1 on rank 0 if something failed after the summary was written.
-            In a sweep it is 0, since the trial has its result.
+            The exit code of the process: 1 on rank 0 if something failed after the summary was
+            written. In a sweep it is 0, since the trial has its result.
         """
         step = self.position.step
         test = self.evaluator.evaluate(self.datasets.test, "test", step)
@@ -298,7 +304,7 @@ class Trainer:
             try:
                 leave(test)
             except Exception as error:
-                if self.world.is_main:  # what other ranks predict is not kept
+                if self.world.is_main:  # only rank 0 writes figures
                     unknown = not isinstance(error, UsageError)
                     log.error(
                         "the run is finished, but has no %s: %s", what, error, exc_info=unknown
@@ -314,7 +320,7 @@ class Trainer:
             self.learner.best[0].replace("/", "_"): position.best_score,
             "best_step": position.best_step,
             "epochs": position.epoch,
-            "global_step": position.step,  # by which `is_finished` knows
+            "global_step": position.step,  # `is_finished` reads it
             "world_size": world.size,
             "backend": world.backend,
             "device": str(world.device),
@@ -326,7 +332,7 @@ class Trainer:
         }
 
     def _draw(self, test: Evaluation) -> None:
-        """Keep the figures of figures.py; every rank calls this."""
+        """Draw and write the figures of figures.py; every rank calls this."""
         first = self.evaluator.predict(self.datasets.test, self.settings.test_batch_size)
         if self.world.is_main:
             from . import figures
@@ -336,7 +342,7 @@ class Trainer:
             self.logger.figures(self.position.step, named)
 
     def _register(self, _test: Evaluation) -> None:
-        """Put the best network into the registry of models, if the settings name it there."""
+        """Add the best network to the registry of models, if `register_model` names one."""
         name = self.settings.register_model
         if not name or not self.world.is_main:
             return
@@ -350,7 +356,7 @@ class Trainer:
 
 
 def is_finished(run_dir: Path, step: int) -> bool:
-    """Return whether the run was finished at this step, and not at one before it was prolonged."""
+    """Return whether summary.json is of this step; a prolonged run has that of an earlier one."""
     try:
         return read_object(run_dir / "summary.json", {}).get("global_step") == step
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Checks of what model.py and data.py return, and that all ranks were started alike."""
+"""Checks of what model.py and data.py return, and that all ranks have the same settings."""
 
 from typing import Any
 
@@ -10,11 +10,7 @@ from .ranks.world import World
 
 
 def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
-    """Return what `loss` returned.
-
-    Raises:
-        UsageError: it is not a scalar tensor.
-    """
+    """Return what `loss` returned; raise UsageError if it is not a scalar tensor."""
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise UsageError(
@@ -25,11 +21,7 @@ def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
 
 
 def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` returned
-    """Return what `batch_weight` returned, as an int.
-
-    Raises:
-        UsageError: it is not a whole number, or it is negative.
-    """
+    """Return what `batch_weight` returned as an int; raise UsageError if it is not one >= 0."""
     if isinstance(weight, Tensor) and weight.numel() == 1:
         weight = weight.item()
     if not isinstance(weight, int | float) or weight % 1 or weight < 0:
@@ -66,8 +58,7 @@ def check_datasets(
     Args:
         datasets: with `validation` and `test`, whose lengths are known.
         samples: length of the training set, None if it is not known.
-        settings: of the run.
-        world: the ranks.
+        settings: of the run. world: the ranks.
 
     Raises:
         UsageError: on every rank, if a check fails, or if neither the length of the training set
@@ -84,9 +75,9 @@ def _check_samples(name: str, samples: int | None, world: World) -> None:
     most, fewest = world.maximum([samples or 0, -(samples or 0)])
     if most != -fewest:
         raise UsageError(
-            f"the {name} set has {samples} samples on rank {world.rank}, and from {-fewest:.0f} "
-            f"to {most:.0f} on all: data.py must return the same on each, and engine/data shares "
-            "it out"
+            f"the {name} set has {samples} samples on rank {world.rank}, but ranks have from "
+            f"{-fewest:.0f} to {most:.0f}: data.py must return the whole set on every rank, and "
+            "engine/data distributes it"
         )
     if samples == 0:
         raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")

@@ -1,4 +1,4 @@
-"""Metrics over a whole dataset, exact on any number of ranks."""
+"""Evaluation: metrics over a whole dataset, exact on any number of ranks."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Evaluated(Protocol):
-    """What an evaluation calls of a learner; `Learner` in learner.py describes each method."""
+    """The part of a learner that an evaluation uses; `Learner` in learner.py describes it."""
 
     best: tuple[str, Any]
 
@@ -42,11 +42,11 @@ class Evaluated(Protocol):
 
 @dataclass
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
         metrics: by name, such as validation/loss.
-        sums: over all batches and ranks, by the names that `measure` gave them.
+        sums: of what `measure` returned, by name, over all batches and ranks.
     """
 
     metrics: dict[str, float]
@@ -57,10 +57,9 @@ class Evaluator:
     """Evaluates the networks of a learner.
 
     Args:
-        learner: says what is measured.
-        networks: to evaluate. If they have averages, the averages are evaluated.
-        settings: of the run.
-        world: the ranks.
+        learner: measures batches and computes metrics.
+        networks: to evaluate; if they have averages, the averages are evaluated.
+        settings: of the run. world: the ranks.
     """
 
     def __init__(
@@ -71,59 +70,44 @@ class Evaluator:
         self.warned: set[str] = set()
 
     def check(self, dataset: Dataset) -> None:
-        """Evaluate and predict a sample on each rank, to see mistakes before the first step.
+        """Evaluate and predict one sample on each rank, to find mistakes before the first step.
 
         Raises:
-            UsageError: the metric that decides the best checkpoint is none of them.
+            UsageError: `best` is not a metric of the validation with "min" or "max".
         """
-        best = self.learner.best
-        if (
-            not isinstance(best, tuple)
-            or len(best) != 2
-            or not str(best[0]).startswith("validation/")
-            or best[1] not in ("min", "max")
-        ):
-            raise UsageError(
-                f"best in model.py is {best!r}: it must be a metric of the validation and min or "
-                'max, such as ("validation/loss", "min")'
-            )
-        name = best[0]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metrics that need more samples than these
+            warnings.simplefilter("ignore")  # some metrics warn about too few samples
             try:
                 found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
                 self.predict(dataset, 1)
-            except UsageError:
+            except Exception as error:
+                error.add_note(
+                    "this failed in an evaluation of one sample on each rank, before the first "
+                    "step: measure, metrics and predict must work for one sample"
+                )
                 raise
-            except Exception:
-                if self.world.is_main:
-                    log.error(
-                        "this failed in an evaluation of one sample on each rank, before the first "
-                        "step: measure, metrics and predict must work for one sample"
-                    )
-                raise
-        if name not in found:
+        if self.learner.best not in [(name, each) for name in found for each in ("min", "max")]:
             raise UsageError(
-                f"best in model.py is {name}, but the metrics are {', '.join(found)}: let measure "
-                "and compute_metrics return it, or name one of these"
+                f"best in model.py is {self.learner.best!r}: it must be a metric of the validation "
+                f'and "min" or "max", and the metrics are {", ".join(found)}'
             )
 
     def evaluate(self, dataset: Dataset, split: str, step: int) -> Evaluation:
         """Return the metrics over a map-style dataset; every rank calls this.
 
         Args:
-            dataset: each of its samples is counted once, on one rank.
+            dataset: each of its samples counts once, on one rank.
             split: "validation" or "test".
-            step: steps taken by now; random numbers of the evaluation depend on it alone.
+            step: steps taken so far; it seeds the random numbers of the evaluation.
 
         Raises:
-            UsageError: measure or compute_metrics return something else than they should.
+            UsageError: `measure` or `compute_metrics` returned a value of a wrong type.
         """
         found = self._evaluate(dataset, split, step, None)
         for name, value in list(found.metrics.items()):
             if not math.isfinite(value) and name != self.learner.best[0]:
                 if name not in self.warned:
-                    log.warning("%s is %s at step %d, and is left out", name, value, step)
+                    log.warning("%s is %s at step %d; it is not recorded", name, value, step)
                 self.warned.add(name)
                 del found.metrics[name]
         return found
@@ -132,11 +116,11 @@ class Evaluator:
     def predict(self, dataset: Dataset, samples: int) -> tuple[Any, Any]:
         """Return a batch of this rank's first samples, and its predictions, on the CPU.
 
-        Every rank calls this: with FSDP, they put the networks together.
+        Every rank calls this: with FSDP, the ranks gather the parameters together.
         """
         batch, _ = next(self._batches(dataset, samples * self.world.size))
         batch = to_device(batch, self.world.device)
-        self.learner.inputs(batch)  # which `export` calls, too
+        self.learner.inputs(batch)  # `export` calls it; a mistake in it should show early
         modules = self.networks.evaluated
         with (
             evaluation_mode(modules, self.world),
@@ -189,15 +173,19 @@ class Evaluator:
             return {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"compute_metrics in model.py returned something else than a number ({error}): "
-                "return single numbers"
+                f"compute_metrics in model.py returned a metric that is not a number ({error}): "
+                "return a single number for each metric"
             ) from None
 
     def _batches(self, dataset: Dataset, samples: int | None) -> Iterator[tuple[Any, bool]]:
-        """Yield this rank's batches with True; then others with False until all have had as many.
+        """Yield this rank's batches, each with whether it counts.
 
-        With FSDP, ranks put a network together for each call. With `samples`, only so many are
-        read, without workers.
+        With FSDP, all ranks must call the networks equally often. So a rank with one batch fewer
+        than rank 0 gets another one at the end, which does not count.
+
+        Args:
+            dataset: map-style.
+            samples: how many to read on all ranks together, without workers; None for all.
         """
         settings, size = self.settings, self.settings.test_batch_size
         length = len(dataset)  # type: ignore[arg-type]
@@ -212,7 +200,7 @@ class Evaluator:
 
 @contextmanager
 def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[None]:
-    """Put networks into evaluation mode, with rank 0's batch statistics, as checkpoints have."""
+    """Put networks into evaluation mode, with the buffers of rank 0, as in checkpoints."""
     networks = modules.values()
     modes = [(each, each.training) for network in networks for each in network.modules()]
     for network in networks:
@@ -226,7 +214,7 @@ def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[
         for each, mode in modes:
             each.training = mode
         for network in networks:
-            # FSDP keeps the outermost parameters whole, for a backward pass.
+            # FSDP keeps the outermost parameters gathered, for a backward pass.
             reshard: Any = getattr(network, "reshard", None)
             if reshard:
                 reshard()

@@ -1,4 +1,4 @@
-"""A trained network, ready to predict. `Model.load(RUN_DIR)` is the way in (learner.py)."""
+"""A trained network, ready to predict. Use it through `Model.load(RUN_DIR)` (learner.py)."""
 
 import dataclasses
 import logging
@@ -26,12 +26,11 @@ class Trained:
     """A learner with the networks of a checkpoint, ready to predict.
 
     Attributes:
-        learner: as model.py makes it.
+        learner: an instance of `Model`.
         networks: in evaluation mode: a module, or a dictionary of several.
-        settings: that the learner was made with.
-        step: optimizer steps that the networks were trained for.
-        path: of the checkpoint.
-        device: that the networks are on.
+        settings: of the learner.
+        step: of the checkpoint. path: of its file.
+        device: of the networks.
     """
 
     learner: Any
@@ -43,13 +42,13 @@ class Trained:
 
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:  # noqa: ANN401 - what the learner takes and returns
-        """Return the predictions for a batch, as data.py makes batches, on the CPU."""
+        """Return the predictions for a batch, on the CPU."""
         batch = nested.to_device(batch, self.device)
         with autocast(self.device, self.settings.precision):
             return nested.to_cpu(self.learner.predict(self.networks, batch))
 
     def example(self, dataset: Dataset, samples: int) -> Any:  # noqa: ANN401 - a batch
-        """Return the first samples of a map-style dataset as a batch, as evaluations read it."""
+        """Return the first samples of a map-style dataset as a batch."""
         samples = min(samples, len(dataset))  # type: ignore[arg-type]
         return next(evaluation_batches(dataset, range(samples), samples, 0))
 
@@ -61,9 +60,9 @@ def load(
 
     Args:
         make_learner: the class `Model` of model.py.
-        settings: what the learner is made with.
+        settings: for the learner.
         path: of the checkpoint.
-        device: where to put the networks.
+        device: for the networks.
 
     Raises:
         UsageError: the checkpoint can't be read, or does not fit model.py.
@@ -79,7 +78,7 @@ def load(
             module.to(device).eval()
     except (KeyError, RuntimeError) as error:
         raise UsageError(
-            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): bring back the model "
+            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the model "
             "that it was saved from"
         ) from None
     step = state["position"]["step"]
@@ -91,20 +90,20 @@ def saved_settings(settings_class: type[Own], path: Path) -> Own:
 
     Args:
         settings_class: the class `Settings` of settings.py.
-        path: of the checkpoint, which may have been moved.
+        path: of the checkpoint.
 
     Raises:
-        UsageError: it can't be read, or one of the settings is no longer valid.
+        UsageError: it can't be read, or one of its settings is no longer valid.
     """
     saved = checkpoint_files.saved_settings(path)
     known = {field.name for field in dataclasses.fields(settings_class)}
     if gone := saved.keys() - known:
-        log.warning("%s has settings that this project lacks: %s", path, ", ".join(sorted(gone)))
+        log.warning("settings of %s that this project lacks: %s", path, ", ".join(sorted(gone)))
     return settings_class.from_values(saved, f"{path}: ")
 
 
 def for_use(settings: Own, device: str, data_dir: str | None) -> Own:
-    """Return the settings of a training for use on another machine."""
+    """Return the settings of a training, changed to use its networks on this machine."""
     workers = settings.workers
     own: dict[str, Any] = {
         "workers": workers if workers == "auto" else min(workers, bound_cpus()),

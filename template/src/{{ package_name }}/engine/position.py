@@ -1,4 +1,4 @@
-"""Where a training stands: what a checkpoint keeps of it besides tensors."""
+"""How far a training is: the counters that a checkpoint keeps besides tensors."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,15 +9,14 @@ from .config import Settings
 
 @dataclasses.dataclass
 class Position:
-    """How far the training is, and how good it was at its best.
+    """How far the training is, and how good its best validation was.
 
     Attributes:
-        epoch, step: whole epochs, and optimizer steps, that are done.
-        epoch_steps, consumed: steps, and samples of all ranks, within the epoch.
+        epoch, step: epochs, and steps, that are complete.
+        epoch_steps, consumed: steps, and samples of all ranks, of the current epoch.
         validated_step: the step of the last validation.
-        best_score, best_step: of the metric that decides the best checkpoint; None before the
-            first validation.
-        validations_since_best: how many were no better.
+        best_score, best_step: of the best validation; the score is None before the first one.
+        validations_since_best: how many in a row were not better.
     """
 
     epoch: int = 0
@@ -30,7 +29,7 @@ class Position:
     validations_since_best: int = 0
 
     def advance(self, samples: int) -> None:
-        """Count a step of so many samples of all ranks."""
+        """Count a step with this number of samples of all ranks."""
         self.step += 1
         self.epoch_steps += 1
         self.consumed += samples
@@ -40,7 +39,7 @@ class Position:
         self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
 
     def judge(self, score: float, direction: Literal["min", "max"]) -> bool:
-        """Take note of a validation's score; return whether it is the best so far."""
+        """Record the score of a validation; return whether it is the best so far."""
         self.validated_step = self.step
         before = self.best_score
         best = before is None or (score < before if direction == "min" else score > before)
@@ -53,33 +52,27 @@ class Position:
         """Return how much of the training is done, from 0 to 1, the same on any world size.
 
         Args:
-            settings: say how long it is.
-            samples: of an epoch, None where it is not known.
+            settings: with the length of the training: `epochs` and `max_steps`.
+            samples: of an epoch; None if it is not known.
             samples_per_step: of all ranks.
         """
-        shares = []
+        progress = self.step / settings.max_steps if settings.max_steps else 0.0
         if samples:
             steps = max(samples // samples_per_step, 1)
             in_epoch = min(self.consumed / (steps * samples_per_step), 1.0)
-            shares.append((self.epoch + in_epoch) / settings.epochs)
-        if settings.max_steps:
-            shares.append(self.step / settings.max_steps)
-        return max(shares)
-
-    def is_last_step(self, settings: Settings) -> bool:
-        """Return whether max_steps have been taken."""
-        return settings.max_steps is not None and self.step >= settings.max_steps
+            progress = max(progress, (self.epoch + in_epoch) / settings.epochs)
+        return progress
 
     def is_end(self, settings: Settings) -> bool:
-        """Return whether nothing is left to train."""
+        """Return whether the training is complete."""
         return (
             self.epoch >= settings.epochs
-            or self.is_last_step(settings)
+            or (settings.max_steps is not None and self.step >= settings.max_steps)
             or self.is_out_of_patience(settings)
         )
 
     def is_out_of_patience(self, settings: Settings) -> bool:
-        """Return whether too many validations in a row were no better."""
+        """Return whether the last `patience` validations were not better than the best."""
         return settings.patience is not None and self.validations_since_best >= settings.patience
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,10 +81,10 @@ class Position:
 
     @classmethod
     def from_state_dict(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position that `state_dict` returned the values of.
+        """Return the position with the values that `state_dict` returned.
 
         Raises:
-            TypeError: they are others, or one is no number.
+            TypeError: they have other names, or one is not a number.
         """
         for name, value in values.items():
             if not isinstance(value, int | float | None):
@@ -100,5 +93,5 @@ class Position:
 
 
 def is_due(every: int, number: int) -> bool:
-    """Return whether a step or an epoch is one of those to come every so often; 0 means none."""
+    """Return whether an event that comes every so many steps is due; never if `every` is 0."""
     return every > 0 and number > 0 and number % every == 0

@@ -1,7 +1,7 @@
-"""The factors on learning rates: for a world size, and over a run.
+"""The learning rate schedule: a factor for the batch size, and one that changes over the run.
 
-Both are functions of where the run is, so a checkpoint has nothing to save of them. A schedule of
-your own is the method `schedule` of model.py.
+Both are functions of the progress, so a checkpoint needs no state of them. For a schedule of your
+own, override the method `schedule` in model.py.
 """
 
 import math
@@ -10,9 +10,9 @@ from .config import Settings
 
 
 def scaling(settings: Settings, samples_per_step: int) -> float:
-    """Return the factor on learning rates for a step of so many samples over all ranks.
+    """Return the factor on learning rates for a step of `samples_per_step` on all ranks.
 
-    Linear scaling is Goyal et al. 2017 (arXiv:1706.02677); by square root, Krizhevsky 2014
+    Linear scaling: Goyal et al. 2017 (arXiv:1706.02677). Square root: Krizhevsky 2014
     (arXiv:1404.5997).
     """
     ratio = samples_per_step / settings.lr_reference_batch
@@ -20,9 +20,9 @@ def scaling(settings: Settings, samples_per_step: int) -> float:
 
 
 def lr_factor(settings: Settings, progress: float) -> float:
-    """Return the share of the peak at a progress from 0 to 1: up in the warm-up, then down.
+    """Return the factor at a progress from 0 to 1: it rises in the warm-up and then falls.
 
-    With the linear or cosine course this is a one-cycle policy (Smith 2018, arXiv:1708.07120).
+    With `linear` or `cosine` this is a one-cycle policy (Smith 2018, arXiv:1708.07120).
     """
     if progress < settings.warmup:
         return 0.04 + 0.96 * progress / settings.warmup

@@ -1,6 +1,5 @@
-"""Sums over the batches of an evaluation, and then over all ranks."""
+"""Sums of what `measure` returns, over the batches of an evaluation and over all ranks."""
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +12,22 @@ from .ranks.world import World
 
 
 class Sums:
-    """What batches add up to, on this rank and then over all."""
+    """Sums by name, on this rank and over all ranks."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, measured: Mapping[str, Any], weight: int, objects: Mapping[str, Any]) -> None:
-        """Add what `measure` returned of a batch."""
+        """Add what `measure` returned for a batch.
+
+        Args:
+            measured: tensors by name, and tuples: the arguments of `update` of these objects.
+            weight: of the batch.
+            objects: what `metrics` returned.
+
+        Raises:
+            UsageError: `measured` has values of other types.
+        """
         if not isinstance(measured, Mapping):
             raise UsageError(
                 f"measure in model.py returned {measured!s:.80}: return a dictionary of tensors"
@@ -30,7 +38,7 @@ class Sums:
                 objects[name].update(*value)
             elif isinstance(value, Tensor) and name != "weight":
                 value = value.detach()
-                # Means over nothing, such as a loss whose labels are all ignored, may be nan.
+                # The mean loss of a batch may be nan if all of its labels are ignored.
                 tensors[name] = value if weight else value.masked_fill(value.isnan(), 0)
             else:
                 raise UsageError(
@@ -41,33 +49,31 @@ class Sums:
             self.totals[name] = total + self.totals.get(name, 0)
 
     def over_all_ranks(self, world: World) -> dict[str, Tensor]:
-        """Return the sums over all ranks; one that had no sample adds nothing.
+        """Return the sums over all ranks; a rank without samples adds nothing.
 
         Raises:
-            UsageError: on every rank, if ranks measured different things.
+            UsageError: on every rank, if ranks measured different names or shapes.
         """
         mine = {name: tuple(total.shape) for name, total in self.totals.items()}
-        digest = zlib.crc32(repr(sorted(mine.items())).encode())
-        highest, lowest = world.maximum([digest, -digest])
-        if highest != -lowest:
-            shapes = [each for each in world.gather(mine) if each]
-            if any(each != shapes[0] for each in shapes):
+        shapes, *others = [each for each in world.gather(mine) if each]
+        for other in others:
+            if other != shapes:
                 raise UsageError(
-                    f"measure in model.py returned {shapes[0]} on one rank and "
-                    f"{next(each for each in shapes if each != shapes[0])} on another: return the "
-                    "same names and shapes for every batch"
+                    f"measure in model.py returned {shapes} on one rank and {other} on another: "
+                    "return the same names and shapes for every batch"
                 )
-            mine = mine or shapes[0]
-        names = sorted(mine)
         zeros = torch.zeros((), dtype=torch.float64)
-        own = [self.totals.get(name, zeros.expand(mine[name])).reshape(-1) for name in names]
-        parts = world.all_reduce(torch.cat(own)).split([each.numel() for each in own])
-        found = dict(zip(names, parts, strict=True))
-        return {name: found[name].reshape(shape) for name, shape in mine.items()}
+        own = [self.totals.get(name, zeros.expand(shape)) for name, shape in shapes.items()]
+        flat = world.all_reduce(torch.cat([each.reshape(-1) for each in own]))
+        parts = flat.split([each.numel() for each in own])
+        return {
+            name: part.reshape(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
 
 
 def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as float64 on the CPU, by one transfer from the device."""
+    """Return tensors as float64 on the CPU, with one copy from the device for all."""
     device = list(tensors.values())[-1].device
     exact = sum_dtype(device)
     flat = torch.cat([each.to(device, exact).reshape(-1) for each in tensors.values()])

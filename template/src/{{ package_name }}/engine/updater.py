@@ -1,9 +1,9 @@
-"""The updates of a step: forward and backward passes, clipping, the optimizers' steps."""
+"""The updates of a step: forward and backward passes, gradient clipping, the optimizers' steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,18 @@ from .errors import UsageError
 from .nested import map_tensors, to_device
 from .networks import Networks
 from .ranks.device import autocast
-from .ranks.dtensor import is_dtensor
-from .ranks.strategy import clip_gradients
+from .ranks.dtensor import full_tensor, is_dtensor
 from .ranks.world import World
 from .run.meters import Meter
 from .run.record import RECORDER
 
 
 class Updater:
-    """What a learner's `train_step` updates its networks with.
+    """Updates the networks in a learner's `train_step`.
 
     Args:
         networks: and their optimizers.
-        settings, world: as everywhere.
+        settings: of the run. world: the ranks.
         meter: gets the losses.
         before_step: called before the optimizers step, while there are gradients.
     """
@@ -43,16 +42,16 @@ class Updater:
     ) -> None:
         self.networks, self.settings, self.world = networks, settings, world
         self.meter, self.before_step = meter, before_step
-        self._selections: dict[tuple[str, ...], _Selection] = {}
+        self.select = cache(partial(select, networks))
         self.batches: Sequence[Loaded] = ()
 
     def begin(self, batches: Sequence[Loaded], weight: int, measure_norm: bool) -> None:
         """Start a step.
 
         Args:
-            batches: this rank's, one for each of `accumulate`; they are put on its device.
-            weight: of all ranks' batches together.
-            measure_norm: whether the norm of the gradient is wanted, also without clipping.
+            batches: of this rank, one for each of `accumulate`; they are moved to its device.
+            weight: of the batches of all ranks together.
+            measure_norm: whether to record the gradient norm even if nothing is clipped.
         """
         self.batches = [
             each._replace(batch=to_device(each.batch, self.world.device)) for each in batches
@@ -60,46 +59,49 @@ class Updater:
         self.weight, self.measure_norm = weight, measure_norm
 
     def update(self, loss: Callable[[Any, Any], Tensor], *optimizers: str) -> None:
-        """Take a step of some optimizers along the gradient of a loss over the step's batches.
+        """Take a step of some optimizers with the gradient of a loss over the step's batches.
 
-        The gradient is that of the mean over all batches and ranks. Networks that none of the
-        optimizers trains are called as they are, and get no gradient.
+        The gradient is that of the mean over all batches and ranks. Networks that none of these
+        optimizers trains get no gradient.
 
         Args:
             loss: takes networks and a batch, and returns the mean loss of the batch, a scalar.
-            optimizers: names of what `optimizers` returned; none: all of them.
+            optimizers: their names; all optimizers if none is given.
 
         Raises:
-            UsageError: the loss is no scalar, or some parameters have no part in it.
+            UsageError: the loss is not a scalar, there is no such optimizer, or the loss does not
+                depend on some of the parameters.
         """
-        selected = self._select(optimizers)
+        names = optimizers or tuple(self.networks.optimizers)
         label = "_".join(optimizers) + "_" if optimizers else ""
+        selection = self.select(names)
         scale = self.world.size / self.weight if self.weight else 0.0
-        with selected.others_frozen():
+        with frozen(selection.others):
             for number, (batch, samples, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
-                    if not samples:  # a spare batch, which was recorded before
+                    if not samples:  # a spare batch, whose numbers were recorded before
                         stack.enter_context(RECORDER.paused())
-                    for each in selected.trained:
+                    for each in selection.trained:
+                        # DDP averages the gradients over ranks after the last batch.
                         if number < len(self.batches) and isinstance(each, DistributedDataParallel):
                             stack.enter_context(each.no_sync())
                         if not weight:
-                            stack.callback(each.register_forward_hook(_stop_gradient).remove)
-                    value = self._forward(loss, selected, batch)
+                            stack.callback(each.register_forward_hook(stop_gradient).remove)
+                    value = self._forward(loss, selection.networks, batch)
                     (value * (weight * scale)).backward()
                 self.meter.add_loss(label, value, weight)
         if self.settings.clip_norm or self.measure_norm:
-            norm = clip_gradients(selected.parameters, self.settings.clip_norm)
+            norm = clip_gradients(selection.parameters, self.settings.clip_norm)
             RECORDER.add(f"train/{label}gradient_norm", norm, 1)
         self.before_step()
-        for name in selected.optimizers:
+        for name in names:
             self.networks.optimizers[name].step()
         self.networks.zero_grad()
 
-    def _forward(self, loss: Callable[..., Tensor], selected: "_Selection", batch: Any) -> Tensor:  # noqa: ANN401
+    def _forward(self, loss: Callable[..., Tensor], networks: Any, batch: Any) -> Tensor:  # noqa: ANN401
         try:
             with autocast(self.world.device, self.settings.precision):
-                value = loss(selected.networks, batch)
+                return check_loss(loss(networks, batch))
         except RuntimeError as error:
             if "finished reduction in the prior iteration" not in str(error):
                 raise
@@ -107,68 +109,69 @@ class Updater:
                 "some parameters had no part in the loss of the last step: use them, keep them out "
                 "with --freeze, or set --find-unused-parameters, which takes some time"
             ) from None
-        return check_loss(value)
-
-    def _select(self, names: tuple[str, ...]) -> "_Selection":
-        if names not in self._selections:
-            for name in names:
-                if name not in self.networks.optimizers:
-                    raise UsageError(
-                        f"train_step updates with '{name}', but optimizers in model.py returned "
-                        f"{', '.join(self.networks.optimizers)}"
-                    )
-            self._selections[names] = _selection(
-                self.networks, names or (*self.networks.optimizers,)
-            )
-        return self._selections[names]
 
 
-@dataclass
-class _Selection:
-    """What an update by some optimizers concerns.
+class Selection(NamedTuple):
+    """The networks and parameters of an update by some optimizers.
 
     Attributes:
-        optimizers: their names; parameters: what they train.
-        networks: as the loss gets them; trained: those of them that the optimizers train.
-        others: parameters of networks that they do not train.
+        parameters: that the optimizers train.
+        networks: as the loss gets them. trained: those that the optimizers train.
+        others: parameters of the networks that they do not train.
     """
 
-    optimizers: Sequence[str]
     parameters: list[nn.Parameter]
     networks: Any
     trained: list[nn.Module]
     others: list[nn.Parameter]
 
-    @contextmanager
-    def others_frozen(self) -> Iterator[None]:
-        """Compute no gradients for the other networks meanwhile."""
-        for parameter in self.others:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in self.others:
-                parameter.requires_grad_(True)
 
-
-def _selection(networks: Networks, names: Sequence[str]) -> _Selection:
-    groups = [g for name in names for g in networks.optimizers[name].param_groups]
-    parameters = [each for group in groups for each in group["params"]]
-    ids = {id(each) for each in parameters}
-    called: dict[str, nn.Module] = {}
-    trained, others = [], []
+def select(networks: Networks, names: tuple[str, ...]) -> Selection:
+    """Return the selection of some optimizers; raise UsageError if there is no such optimizer."""
+    for name in names:
+        if name not in networks.optimizers:
+            raise UsageError(
+                f"train_step updates with '{name}', but optimizers in model.py returned "
+                f"{', '.join(networks.optimizers)}"
+            )
+    groups = [group for name in names for group in networks.optimizers[name].param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    ids = {id(parameter) for parameter in parameters}
+    called, trained, others = dict(networks.modules), [], []
     for name, module in networks.modules.items():
-        if any(id(each) in ids for each in module.parameters()):
+        if any(id(parameter) in ids for parameter in module.parameters()):
             called[name] = networks.wrapped[name]
             trained.append(called[name])
         else:
-            # Not through DDP, which would wait for gradients.
-            called[name] = module
-            # FSDP has noted which parameters have gradients; they are dropped.
+            # The loss calls the module itself: DDP would wait for gradients. FSDP has noted which
+            # parameters have gradients, so DTensors are not frozen; their gradients are dropped.
             others += [p for p in module.parameters() if p.requires_grad and not is_dtensor(p)]
-    return _Selection(names, parameters, networks.view(called), trained, others)
+    return Selection(parameters, networks.view(called), trained, others)
 
 
-def _stop_gradient(_module: nn.Module, _inputs: Any, outputs: Any) -> None:  # noqa: ANN401
-    """Give a network a gradient of zero, where zero times that of the loss may be nan."""
+@contextmanager
+def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Compute no gradients for these parameters inside the context."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
+    """Scale the gradient down to a norm of at most `limit`, and return its norm before.
+
+    With FSDP it is the norm of the whole gradient. Every rank must call this.
+    """
+    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    if limit:
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return norm
+
+
+def stop_gradient(_module: nn.Module, _inputs: Any, outputs: Any) -> None:  # noqa: ANN401
+    """Give a network a gradient of zero: zero times the gradient of the loss may be nan."""
     map_tensors(lambda t: t.register_hook(torch.zeros_like) if t.requires_grad else None, outputs)

@@ -3,7 +3,7 @@
 Under FSDP, parameters, gradients and the state of the optimizer are DTensors (dtensor.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from typing import Any
 
@@ -130,17 +130,6 @@ def blocks(network: nn.Module) -> Iterator[nn.Module]:
                 yield child
         else:
             yield from blocks(child)
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradient to a norm of at most `limit`, and return its norm before.
-
-    Every rank must call this.
-    """
-    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    if limit:
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm
 
 
 def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:
