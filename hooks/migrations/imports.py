@@ -70,7 +70,8 @@ class Imports:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 module = bound.get(node.value.id)
-                if module and self._place(module, node.attr) != (self.moved[module][0], node.attr):
+                stays = [(home, node.attr) for home in self.moved[module][:1]] if module else []
+                if module and [self._place(module, node.attr)] != stays:
                     problems.append((node.lineno, module, node.attr, self._hint(module, node.attr)))
         longer = [
             (start, new.count(b"\n") - data.count(b"\n", start, end)) for start, end, new in edits
@@ -152,9 +153,13 @@ class Imports:
     def _place(self, module: str, name: str) -> tuple[str, str] | None:
         """Return where a name of an old module is: its module and its name there."""
         full = f"{module}.{name}".lstrip(".")
+        if full in self.gone:  # also where a new module has the name, for something else
+            return None
         if full in self.moved:
+            if len(self.moved[full]) != 1:
+                return None
             parent, _, last = self.moved[full][0].rpartition(".")
-            return (parent, last) if len(self.moved[full]) == 1 else None
+            return parent, last
         if module not in self.moved and full not in self.names:
             return module, name
         homes = self.moved.get(module, [module])
@@ -178,7 +183,10 @@ class Imports:
             or ", ".join(self.moved.get(full, []))
         ):
             return f"is now {now}"
-        return f"is not in {', '.join(self.moved.get(module, [module]))}, where that module is now"
+        homes = self.moved[full] if full in self.moved else self.moved.get(module, [module])
+        if not homes:
+            return "is gone, and nothing takes its place"
+        return f"is not in {', '.join(homes)}, where that module is now"
 
     def _names(self, module: str, imported: bool) -> set[str]:
         """Return the names that a module of the new version has; none for one that is not there."""

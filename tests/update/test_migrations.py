@@ -168,19 +168,19 @@ def test_a_kept_file_takes_no_name_of_another(early: Path) -> None:
 def test_a_module_that_took_in_others_stays_as_it_is(template: Path, tmp_path: Path) -> None:
     """It is the new version of none of them: their edits are kept beside, their deletion said."""
     package = template / PACKAGE
-    (package / "core/checkpoint").mkdir()
-    new = package / "core/training/checkpoint.py"
+    new = package / "engine/checks.py"
     present = new.read_text()
     new.unlink()
-    olds = ("core/checkpoint/restore.py", "core/checkpoint/store.py", "core/checkpoint/writer.py")
+    olds = ("core/ranks/consistency.py", "core/training/checks.py")
     rolls = ("tools/check_comm/roll_call.py", "tools/check_comm/timing.py")
     for name in (*olds, *rolls):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(f'"""{name}"""\n')
     commit(template, "Before the first release")
     project = start(template, tmp_path / "project")
     for name in (olds[0], rolls[0]):
         (project / "src/demo" / name).write_text("ours = True\n")
-    for name in (olds[2], rolls[1]):
+    for name in (olds[1], rolls[1]):
         (project / "src/demo" / name).unlink()
     commit(project, "Our own work")
     for name in (*olds, *rolls):
@@ -194,8 +194,8 @@ def test_a_module_that_took_in_others_stays_as_it_is(template: Path, tmp_path: P
     assert contents(project) == fresh | kept
     for name in kept:
         assert f"{name.removesuffix('.old')}, which you edited, is gone; your file" in done.stderr
-    gone = "which you deleted or renamed, is gone; src/demo/core/training/checkpoint.py has what"
-    assert f"src/demo/{olds[2]}, {gone} it had\n" in done.stderr
+    gone = "which you deleted or renamed, is gone; src/demo/engine/checks.py has what"
+    assert f"src/demo/{olds[1]}, {gone} it had\n" in done.stderr
 
 
 def test_files_that_git_ignores_are_not_lost(template: Path, tmp_path: Path) -> None:

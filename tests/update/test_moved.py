@@ -1,7 +1,7 @@
 """Edits of a project go along when the template moves its files: real versions, edited in ten ways.
 
 The old versions are commits of this repository: the first that rendered a project, the last whose
-modules lay flat, and the last with several modules for checkpoints.
+modules lay flat, the last with several modules for checkpoints, and more between them.
 """
 
 import io
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from histories import commit, contents, git, render, replace
-from renderer import TEMPLATE, copy_template
+from renderer import TEMPLATE, Renderer, copy_template
 
 from hooks.migrations.imports import Imports
 
@@ -27,12 +27,17 @@ ROOMS = "9d9679ec7ec4cefeda4ad23cd1cc3f1243796a19"
 TABLE = yaml.safe_load((TEMPLATE / "hooks/migrations/rooms.yaml").read_text("utf-8"))
 OWN = ("configs/train.yaml", *(f"src/demo/{name}.py" for name in ("model", "data", "figures")))
 
+# A line that the template changed, too.
+CHANGED = (
+    '"""Loss and accuracy over a whole dataset, exact on any number of ranks."""',
+    '"""Loss over a whole dataset."""  # ours: a line that changed',
+)
 # Edited files that the new answers lack, one of them with all of its folder.
 GONE = ("sync.py", "doctor/node.py")
 EXECUTABLE = {
-    "seeding": "core/loading/seeds",
-    "errors": "core/errors",
-    "report": "run_logger",
+    "seeding": "engine/data/seeds",
+    "errors": "engine/errors",
+    "evaluation": "engine/evaluate",
 }
 
 OURS = '''\
@@ -57,19 +62,19 @@ def read() -> type:
 OURS_NOW = '''\
 """A module of ours."""
 
-import demo.core.errors as demo_errors
-from demo.core.training.schedule import lr_factor as absolute
+import demo.engine.errors as demo_errors
+from demo.engine.schedule import lr_factor as absolute
 
-from .core import config
-from .core.loading import seeds
+from .engine import config
+from .engine.data import seeds
 # of ours
-from .core.config import Positive, Fraction as Share
+from .engine.config import Positive, Fraction as Share
 from .config import parse
 
 
 def read() -> type:
-    from .core.loading.stream import ShardStream
-    from .core.loading.batches import TrainBatches; import math  # as it is
+    from .engine.data.stream import ShardStream
+    from .engine.data.batches import TrainBatches; import math  # as it is
 
     return config.load_yaml, ShardStream, TrainBatches, math
 '''
@@ -98,7 +103,8 @@ def old(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def from_commit(old: str, folder: Path) -> Path:
     """Make a template whose v1.0.0 is the present one, and a project of an old commit."""
     template = folder / "template"
-    names = ["copier.yml", "hooks", "template"]
+    listed = git(TEMPLATE, "ls-tree", "--name-only", old).split()
+    names = [name for name in ("copier.yml", "examples", "hooks", "template") if name in listed]
     archive = subprocess.run(
         ["git", "archive", old, *names], cwd=TEMPLATE, check=True, capture_output=True
     )
@@ -151,11 +157,8 @@ def edited(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Updated:
     package = project / "src/demo"
     add_after(package / "seeding.py", "def derive", "    # ours: inside a function")
     top = package / "provenance.py"
-    top.write_text(f"# ours: at the top\n{top.read_text()}")
-    add_after(package / "schedule.py", "import math", "from .errors import UsageError as OurError")
-    with (package / "metrics.py").open("a") as file:
-        file.write("\n\ndef ours_at_the_end() -> None: ...\n")
-    (package / "evaluation.py").unlink()
+    top.write_text(f"from .errors import UsageError as OurError\n{top.read_text()}")
+    add_after(package / "schedule.py", "import math", "# ours: among the imports")
     (package / "preemption.py").rename(package / "our_signals.py")
     (package / "ours.py").write_text(OURS)
     (project / "tests/test_ours.py").write_text("from demo.errors import UsageError\n")
@@ -163,7 +166,7 @@ def edited(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Updated:
     crlf = package / "launcher.py"
     add_after(crlf, "FIRST_SPECIAL_STEP", "# ours: in a file with other ends of lines")
     crlf.write_bytes(crlf.read_bytes().replace(b"\n", b"\r\n"))
-    replace(package / "report.py", "class Report:", "class Report:  # ours: a line that changed")
+    replace(package / "evaluation.py", *CHANGED)
     (package / "folder.py").mkdir()
     (package / "folder.py/text").write_text("ours\n")
     (package / "link.py").symlink_to("nowhere")
@@ -204,12 +207,11 @@ def imports_work(project: Path, *modules: str) -> None:
 @pytest.mark.parametrize(
     ("old_name", "new_name", "line"),
     [
-        ("seeding", "core/loading/seeds", "    # ours: inside a function"),
-        ("provenance", "core/output/provenance", "# ours: at the top"),
-        ("schedule", "core/training/schedule", "from ..errors import UsageError as OurError"),
-        ("metrics", "core/output/metrics", "def ours_at_the_end() -> None: ..."),
-        ("launcher", "core/ranks/environment", "# ours: in a file with other ends of lines"),
-        ("report", "run_logger", "class Report:  # ours: a line that changed"),
+        ("seeding", "engine/data/seeds", "    # ours: inside a function"),
+        ("provenance", "engine/run/provenance", "from ..errors import UsageError as OurError"),
+        ("schedule", "engine/schedule", "# ours: among the imports"),
+        ("launcher", "engine/ranks/environment", "# ours: in a file with other ends of lines"),
+        ("evaluation", "engine/evaluate", CHANGED[1]),
     ],
 )
 def test_an_edit_goes_along(edited: Updated, old_name: str, new_name: str, line: str) -> None:
@@ -217,12 +219,12 @@ def test_an_edit_goes_along(edited: Updated, old_name: str, new_name: str, line:
     text = (edited.project / new).read_bytes().decode()
     assert line in text.splitlines()
     assert not (edited.project / path).exists()
-    conflict = "\n<<<<<<< before updating" in text
+    conflict = "<<<<<<< before updating" in text
     how = "with conflicts: look for <<<<<<< in it" if conflict else "with your edits"
     assert f"{path}, which you edited, is now {new}, {how}\n" in edited.said
     status = git(edited.project, "status", "--porcelain", "--untracked-files=all")
     assert f"{'UU' if conflict else '??'} {new}\n" in status
-    assert conflict or old_name != "report"
+    assert conflict or old_name != "evaluation"
     if not conflict:  # and nothing else
         ours = [each for each in text.splitlines() if each.strip()]
         fresh = [each for each in edited.fresh[new].splitlines() if each.strip()]
@@ -234,22 +236,23 @@ def test_an_edited_file_that_was_split_is_kept(edited: Updated) -> None:
     kept = edited.project / "src/demo/distributed.py.old"
     assert "    # ours: in a split module\n" in kept.read_text()
     (line,) = [line for line in edited.said.splitlines() if "distributed.py.old" in line]
-    assert "src/demo/core/ranks/world.py, src/demo/core/ranks/process_group.py" in line
+    assert "src/demo/engine/ranks/world.py, src/demo/engine/ranks/process_group.py" in line
 
 
-def test_a_deleted_or_renamed_file_stays_away(edited: Updated) -> None:
+def test_a_renamed_file_stays_away(edited: Updated) -> None:
+    """As one that was deleted does: `test_no_edit_of_any_file_is_lost` deletes a folder."""
     package = edited.project / "src/demo"
     assert "class StopRequest" in (package / "our_signals.py").read_text()
-    for old_name, new in (("evaluation", "evaluate.py"), ("preemption", "core/ranks/signals.py")):
-        assert not (package / f"{old_name}.py").exists() and not (package / new).exists()
-        said = f"src/demo/{old_name}.py, which you deleted or renamed, is now src/demo/{new}; it"
-        assert f"{said} stays deleted\n" in edited.said
+    assert not (package / "preemption.py").exists()
+    assert not (package / "engine/ranks/signals.py").exists()
+    now = "which you deleted or renamed, is now src/demo/engine/ranks/signals.py; it stays deleted"
+    assert f"src/demo/preemption.py, {now}\n" in edited.said
 
 
 def test_imports_of_own_files_follow(edited: Updated) -> None:
     assert (edited.project / "src/demo/ours.py").read_text() == OURS_NOW
     tests = (edited.project / "tests/test_ours.py").read_text()
-    assert tests == "from demo.core.errors import UsageError\n"
+    assert tests == "from demo.engine.errors import UsageError\n"
     for name in ("src/demo/ours.py", "src/demo/data.py", "tests/test_ours.py"):
         assert f"{name}: its imports follow the modules that moved\n" in edited.said
     by_hand = "change this by hand\n"
@@ -269,8 +272,8 @@ def test_all_else_is_a_fresh_render(edited: Updated) -> None:
     package = "src/demo/"
     names = {path.removeprefix(package).removesuffix(".py") for path in differ - set(OWN)}
     assert names - {f"{name}.old" for name in GONE} == {
-        *("core/loading/seeds", "core/output/provenance", "core/training/schedule", "run_logger"),
-        *("core/output/metrics", "core/ranks/environment", "core/ranks/signals", "evaluate"),
+        *("engine/data/seeds", "engine/run/provenance", "engine/schedule", "engine/evaluate"),
+        *("engine/ranks/environment", "engine/ranks/signals"),
         *("distributed.py.old", "our_signals", "ours", "tests/test_ours", "folder.py/text"),
     }
     assert not Path(
@@ -294,7 +297,7 @@ def test_an_executable_file_stays_executable(edited: Updated) -> None:
         assert os.access(edited.project / f"src/demo/{new}.py", os.X_OK), new
     stages = git(edited.project, "ls-files", "--unmerged").splitlines()
     assert stages and all(stage.startswith("100755") for stage in stages)
-    assert not os.access(edited.project / "src/demo/core/output/metrics.py", os.X_OK)
+    assert not os.access(edited.project / "src/demo/engine/run/meters.py", os.X_OK)
 
 
 # -- imports alone --------------------------------------------------------------------------------
@@ -304,46 +307,59 @@ def test_an_executable_file_stays_executable(edited: Updated) -> None:
     ("before", "after"),
     [
         ("from .errors import UsageError  # why\r\nx = 1\r\n", None),
-        ("from . import errors, files\n", "from .core import errors, filesystem as files\n"),
+        ("from . import errors, files\n", "from .engine import errors, filesystem as files\n"),
         ("from ..errors import UsageError\n", "from ..errors import UsageError\n"),
         ("from .sharding import *\n", "from .sharding import *\n"),
         (
             "if x: from .errors import A, UsageError\n",
-            "if x: from .errors import A; from .core.errors import UsageError\n",
+            "if x: from .errors import A; from .engine.errors import UsageError\n",
         ),
         ("import demo.errors\n", "import demo.errors\n"),
-        ("from demo import errors as e\n", "from demo.core import errors as e\n"),
+        ("from . import left\nleft.any()\n", "from . import left\nleft.any()\n"),
+        ("from .errors import Lost\n", "from .errors import Lost\n"),
+        ("from demo import errors as e\n", "from demo.engine import errors as e\n"),
         ("from .ours import errors\n", "from .ours import errors\n"),
-        ("from .core.errors import UsageError\n", "from .core.errors import UsageError\n"),
+        ("from .engine.errors import UsageError\n", "from .engine.errors import UsageError\n"),
         ("no python (\n", "no python (\n"),
-        ("\ufefffrom .errors import UsageError\n", "\ufefffrom .core.errors import UsageError\n"),
+        ("\ufefffrom .errors import UsageError\n", "\ufefffrom .engine.errors import UsageError\n"),
     ],
 )
 def test_imports_are_rewritten_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("errors", "class UsageError: ..."), ("filesystem", ""), ("stream", "")):
-        file = Path(f"src/demo/core/{name}.py")
+    for name, text in (
+        ("errors", "class UsageError: ...\nclass Lost: ...  # another one"),
+        ("filesystem", ""),
+        ("stream", ""),
+    ):
+        file = Path(f"src/demo/engine/{name}.py")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    moved = {"errors": ["errors"], "files": ["filesystem"], "sharding": ["stream", "filesystem"]}
+    moved = {
+        "errors": ["errors"],
+        "files": ["filesystem"],
+        "left": [],
+        "sharding": ["stream", "filesystem"],
+    }
     imports = Imports(
         "demo",
         {
-            f"src/demo/{old}.py": [f"src/demo/core/{each}.py" for each in new]
+            f"src/demo/{old}.py": [f"src/demo/engine/{each}.py" for each in new]
             for old, new in moved.items()
         },
         names={},
-        gone={},
+        gone={"errors.Lost": "nothing"},
     )
     here = Path("src/demo/ours.py")
     result, problems = imports.rewrite(before.encode(), here, here)
-    due = before.replace(".errors", ".core.errors") if after is None else after
+    due = before.replace(".errors", ".engine.errors") if after is None else after
     assert result.decode() == due
     by_hand = {
         "from .sharding import *\n",
         "import demo.errors\n",
+        "from . import left\nleft.any()\n",
+        "from .errors import Lost\n",
         "if x: from .errors import A, UsageError\n",
     }
     assert bool(problems) == (before in by_hand)
@@ -353,19 +369,77 @@ def test_edits_of_modules_that_became_one_are_kept_and_it_stays(tmp_path: Path) 
     old = from_commit(ROOMS, tmp_path)
     package = old / "project/src/demo"
     (package / "validate.py").unlink()
-    for name in ("finish", "core/checkpoint/store", "core/training/checkpointing"):
+    for name in ("finish", "core/checkpoint/store", "core/training/checks"):
         with (package / f"{name}.py").open("a") as file:
             file.write("# ours\n")
     commit(old / "project", "Our own work")
     updated = update(old, old / "project")
     for name, now in (
         ("finish", "train"),
-        ("core/checkpoint/store", "core/training/checkpoint"),
-        ("core/training/checkpointing", "core/training/checkpoint"),
+        ("core/checkpoint/store", "engine/checkpoint_files"),
+        ("core/training/checks", "engine/checks"),
     ):
         assert (package / f"{name}.py.old").read_text().endswith("# ours\n")
         assert (package / f"{now}.py").read_text() == updated.fresh[f"src/demo/{now}.py"]
         said = f"{name}.py, which you edited, is gone; your file is kept as src/demo/{name}.py.old"
-        assert f"{said}, and src/demo/{now}.py has what it had\n" in updated.said
+        assert f"{said}, and src/demo/{now}.py" in updated.said
     said = "src/demo/validate.py, which you deleted or renamed, is gone; src/demo/train.py has"
     assert said in updated.said
+
+
+# -- every file of many versions ------------------------------------------------------------------
+
+VERSIONS = {
+    "first-day": FIRST_DAY,
+    "one-checkpoint": "57f8b1a",
+    "flat": FLAT,
+    "votes": "20a9027",
+    "learner": "5830123",
+    "core": "bb22b6c",
+    "rooms": ROOMS,
+    "first-node": "dcb1bf2",
+    "one-train": "f105273",
+}
+ANSWERS = {"trackers": ["tensorboard", "mlflow"], "tools": ["plot"], "launcher": "torchrun"}
+UNMARKED = {".copier-answers.yml", ".gitignore"}  # Copier's own; what the test itself changes
+
+
+@pytest.fixture(scope="module")
+def renewed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The paths of a new project with the answers that the updates change to."""
+    template = copy_template(tmp_path_factory.mktemp("renewed") / "template")
+    return Renderer(template)({"package_name": "demo", **ANSWERS}).keys()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_edit_of_any_file_is_lost(version: str, renewed: set[str], tmp_path: Path) -> None:
+    """Other answers in the same update, files that git ignores, and a folder that is gone."""
+    folder = from_commit(VERSIONS[version], tmp_path)
+    project = folder / "project"
+    moved = {old.replace("*", "demo"): new for old, new in TABLE["paths"].items()}
+    tracking = [path for path in contents(project) if path.startswith("src/demo/tracking/")]
+    shutil.rmtree(project / "src/demo/tracking")
+    paths = sorted(contents(project).keys() - UNMARKED)
+    ignored = paths[::3]
+    for path in paths:
+        with (project / path).open("a") as file:
+            file.write(f"\n# ours: {path}\n")
+    with (project / ".gitignore").open("a") as file:
+        file.writelines(f"/{path}\n" for path in ignored)
+    git(project, "rm", "--quiet", "--cached", *ignored)
+    commit(project, "Our own work")
+    data = [f"--data={name}={answer}" for name, answer in ANSWERS.items()]
+    command = [sys.executable, "-m", "copier", "update", "--defaults", "--trust", *data]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    after = contents(project)
+    everything = "\n".join(after.values())
+    lost = {path for path in paths if f"# ours: {path}\n" not in everything}
+    # As docs/updating.md says, git alone has a file that only the other answers take away.
+    assert lost <= set(paths) - renewed - moved.keys() - set(ignored)
+    assert lost <= set(git(project, "ls-files", "--deleted").split())
+    for path in paths:
+        if path in moved and path not in lost:
+            assert f"{path}, which " in done.stderr
+    assert len(tracking) > 1
+    assert not {moved[path].replace("*", "demo") for path in tracking} & after.keys()

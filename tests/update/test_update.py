@@ -43,7 +43,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # ended with another line.
     replace(package / "tools/plot/__init__.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
     replace(package / "train.py", '"""The training: the loop', '"""The old training: the loop')
-    (package / "core/training/schedule.py").unlink()
+    (package / "engine/schedule.py").unlink()
     for path in present:
         if path.exists() and path.stat().st_size and path.name not in UNTOUCHED:
             with path.open("a") as file:
@@ -160,7 +160,7 @@ def test_edits_are_kept(project: Path) -> None:
     assert "src/demo/mnist.py" not in updated, "a deleted file stays deleted"
     assert "slurm/train_cpu.sbatch" not in updated, "and a renamed one does not come back"
     assert updated["slurm/laptop.sbatch"] == edited["slurm/laptop.sbatch"]
-    assert "src/demo/core/training/schedule.py" in updated
+    assert "src/demo/engine/schedule.py" in updated
     assert "src/demo/obsolete.py" not in updated
     assert yaml.safe_load(updated[".copier-answers.yml"])["_commit"] == "v2.0.0"
     assert not [
@@ -239,7 +239,7 @@ def test_an_update_that_is_interrupted_is_undone_as_it_says(project: Path) -> No
     before = contents(project)
     command = [sys.executable, "-m", "copier", "update", "--defaults"]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True)
-    new = project / "src/demo/core/training/schedule.py"
+    new = project / "src/demo/engine/schedule.py"
     while process.poll() is None and not new.exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
