@@ -202,8 +202,8 @@ ALWAYS = (
 # Rooms of src/<package>/, and the modules in them that every project has.
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
-    "engine/": "__init__ checkpoint checkpoint_files checks config ema errors evaluate filesystem "
-    "inference nested networks optimizer_state position schedule shards sums torchrun updater",
+    "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
+    "inference nested networks position schedule shards sums torchrun updater",
     "engine/data/": "__init__ batches seeds steps stream workers",
     "engine/ranks/": "__init__ device dtensor environment process_group signals slurm_commands "
     "step_totals strategy world",

@@ -233,7 +233,7 @@ def test_a_checkpoint_that_lacks_keys(launch: Launch, tmp_path: Path) -> None:
     sign(path, path)
     job = launch(1, *QUICK)
     assert job.codes == [1]
-    assert "was not saved by this version of the project (KeyError: 'recorded')" in job.log
+    assert "this version of the project (KeyError: 'recorded'): choose" in job.log
     assert "Traceback" not in job.log
 
 
@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_not_used(project: Path, launch: Launch, tmp_pat
     commands.append(["demo", "train", f"--run-dir={tmp_path}/other", *QUICK, f"--init-from={run}"])
     for number, command in enumerate(commands):
         job = spawn(project, tmp_path / str(number), [command], [{}]).wait()
-        assert job.codes == [1] and f"{path} is no readable checkpoint (" in job.log, job.log
+        assert job.codes == [1] and f"{path} is damaged (" in job.log, job.log
         assert "Traceback" not in job.log
 
 

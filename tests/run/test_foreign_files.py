@@ -273,10 +273,11 @@ def as_weights(run: Path) -> None:
 
 
 def as_resumed(run: Path) -> None:
-    from demo.engine.checkpoint_files import candidates, load
+    from demo.engine.checkpoint_files import find_start, load
 
-    for path in candidates(str(run), run.with_name("other")):
-        load(path)
+    path = find_start(str(run), run.with_name("other"))
+    assert path
+    load(path)
 
 
 def as_synced(run: Path) -> None:

@@ -369,7 +369,7 @@ def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Pa
     before = {name: (run / name).read_bytes() for name in kept}
 
     anew = launch(1, *flags, "--max-steps=4")
-    assert "can be read: starting from step 0" in anew.log
+    assert "is undamaged: starting from step 0" in anew.log
     assert "moved what an earlier run had left" in anew.log
     assert anew.summary["resumed_from_step"] is None
     assert {name: (run / "earlier-1" / name).read_bytes() for name in kept} == before
@@ -453,7 +453,7 @@ def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
             whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
         )
         assert find_fault(newer) == "step-00001000.pt is not as it was written", position
-    with pytest.raises(UsageError, match="no readable checkpoint"):
+    with pytest.raises(UsageError, match="is damaged"):
         load(newer)
     newer.write_bytes(whole[: len(whole) // 2])
     # A run that went on from elsewhere saves an earlier step: that is the one to keep.
@@ -528,7 +528,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(launch: Launch, tmp_path: Path)
         job = launch(1, f"--resume={tmp_path / name}")
         assert job.codes == [1]
         assert "In PyTorch 2.6" not in job.log, "torch advises to let the file run code"
-        assert f"{name} is no checkpoint" in job.log and "Traceback" not in job.log
+        assert f"{name} is not a checkpoint" in job.log and "Traceback" not in job.log
 
 
 def test_resume_takes_a_path_or_refuses(launch: Launch, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ STATE = {"networks": {}, "optimizers": {}, "position": {}, "weights": torch.zero
 @pytest.mark.usefixtures("failing")
 def test_a_failing_disk_is_not_damage(saver: "Checkpointing", tmp_path: Path) -> None:
     """Wherever it fails: while damage is looked for, or while the checkpoint is loaded."""
-    from demo.engine.checkpoint_files import candidates, load
+    from demo.engine.checkpoint_files import find_start, load
     from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
@@ -145,7 +145,8 @@ def test_a_failing_disk_is_not_damage(saver: "Checkpointing", tmp_path: Path) ->
 
     def first(failures: range) -> Path:
         Failing.reads, Failing.failures = 0, failures
-        path = next(candidates("auto", tmp_path))
+        path = find_start("auto", tmp_path)
+        assert path
         load(path)
         return path
 
@@ -165,25 +166,6 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(project: Path, tmp_path: Pa
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(UsageError, match=r"can't read .*checkpoints: .* \(errno \d+\)"):
         Checkpoints(tmp_path / "checkpoints").newest()
-
-
-def test_a_checkpoint_that_another_process_removes_meanwhile(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then there is a newer one."""
-    from demo.engine import checkpoint_files as checkpoint
-
-    folder = checkpoint.Checkpoints(tmp_path, keep=1)
-    folder.write(STATE, 1)
-
-    def pruned(path: Path) -> str | None:
-        monkeypatch.undo()
-        folder.write(STATE, 2)
-        assert not path.exists()
-        return checkpoint.find_fault(path)
-
-    monkeypatch.setattr(checkpoint, "find_fault", pruned)
-    assert folder.newest() == folder.path(2)
 
 
 def test_the_digests_are_those_of_sha256sum(saver: "Checkpointing", tmp_path: Path) -> None:
@@ -224,7 +206,7 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
 
 def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     """As earlier versions saved it: nothing begins at step 0 because of it."""
-    from demo.engine.checkpoint_files import IN_SHARDS, load, shards_of
+    from demo.engine.checkpoint_files import IN_SHARDS, load
     from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
@@ -235,13 +217,6 @@ def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     assert load(path)["networks"] == {}
     torch.save({**STATE, "weights": IN_SHARDS}, path)
     with pytest.raises(UsageError, match=r"copy the folder step-00000001\.shards too"):
-        load(path)
-    # Their shards had another format. No command is named that would then be refused.
-    shards_of(path).mkdir()
-    (shards_of(path) / "list.zip").touch()
-    with pytest.raises(UsageError, match="To go on, finish the run with the version"):
-        saver.checkpoints.newest()
-    with pytest.raises(UsageError, match="only that version can read it: finish the run"):
         load(path)
 
 
@@ -266,5 +241,5 @@ def test_a_checkpoint_that_one_rank_cannot_load_ends_all(
     with pytest.raises(UsageError, match="does not list it"):
         Checkpointing(networks, None, saver.settings, saver.world, 1)
     saver.world.rank = 1
-    with pytest.raises(UsageError, match="was not saved by"):
+    with pytest.raises(UsageError, match="does not fit"):
         Checkpointing(networks, None, saver.settings, saver.world, 1)

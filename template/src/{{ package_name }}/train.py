@@ -193,8 +193,7 @@ class Trainer:
         self.updater.begin(self.loader.padded(loaded), weight, measure_norm)
         self.learner.train_step(self.updater)
         position.advance(samples)
-        if self.networks.average:
-            self.networks.average.update(self.networks.modules, position.step)
+        self.networks.update_averages(position.step)
         self.meter.count(samples, weight)
 
     def _set_learning_rates(self) -> float:

@@ -2,7 +2,7 @@
 
     updater.py      an optimizer step: forward and backward passes, clipping
     schedule.py     the learning rate; position.py: how far the training is
-    networks.py     networks and optimizers by name; ema.py: their averages; optimizer_state.py
+    networks.py     networks, their moving averages and optimizers, by name
     checkpoint.py   what a checkpoint holds; checkpoint_files.py, shards.py: its files
     evaluate.py     metrics over a dataset; sums.py: over all ranks
     inference.py    use of a trained network

@@ -19,10 +19,10 @@ from .checkpoint_files import (
     IN_SHARDS,
     Checkpoints,
     KeyPath,
-    candidates,
     digest_line,
     digest_lines,
     each_leaf,
+    find_start,
     load,
     name_in_shards,
     shards_of,
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class Checkpointing:
     """Saves everything that a resumed run needs, in the background, and restores it.
 
-    Rank 0 writes the file; before that, all ranks together write the shards, if there are parts.
+    Rank 0 writes the file. With FSDP, all ranks together write the shards before that.
     Random generators are not saved: they are seeded for each step and each sample.
 
     Args:
@@ -58,7 +58,7 @@ class Checkpointing:
         position: where the training is.
         line_count: lines of metrics.jsonl at the checkpoint, None without one.
         resumed_from: the checkpoint's step, None without one.
-        resized: whether epochs or max_steps were others there.
+        resized: whether epochs or max_steps have changed since the checkpoint.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Checkpointing:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writing: Future[bool] | None = None
         self.copies: dict[KeyPath, Tensor] = {}
-        # At an epoch's end, two checkpoints of one step have the same parameters.
+        # At an epoch's end, a step is saved twice, but its shards only once.
         self.sharded_step: int | None = None
         self.digests: list[str] = []
         self.position = Position()
@@ -88,7 +88,7 @@ class Checkpointing:
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
         """Copy everything to memory and start to write it; every rank calls this.
 
-        Waits for the checkpoint before, if that is still being written.
+        If the last checkpoint is still being written, wait for it first.
 
         Args:
             line_count: lines of metrics.jsonl by now.
@@ -96,8 +96,7 @@ class Checkpointing:
             best: whether this is the best checkpoint by now.
 
         Raises:
-            UsageError: on every rank, if a network has diverged: the checkpoints from before are
-                worth more than this one.
+            UsageError: on every rank, if a network has diverged. Nothing is saved then.
         """
         norm = parameter_norm(self.networks.modules.values()).item()
         self.check_finite("the norm of all parameters is", norm)
@@ -143,15 +142,15 @@ class Checkpointing:
         return self
 
     def __exit__(self, *_failure: object) -> None:
-        """Wait, also after an error, and let go of the other ranks."""
+        """Wait, also after an error, and leave the process group of the background thread."""
         self.wait()
         self.thread.shutdown()
         self.__dict__.pop("mesh", None)
 
     def check_finite(self, what: str, value: float) -> None:
-        """Raise UsageError for a value that is not finite; every rank calls this with the same."""
+        """Raise UsageError for a value that is not finite; it is the same on every rank."""
         if not math.isfinite(value):
-            self.world.broadcast(self.wait())  # rank 0 writes the file that all of them name
+            self.world.broadcast(self.wait())  # so that every rank names the same checkpoint
             newest = self.checkpoints.latest() or "none had been saved yet"
             raise UsageError(
                 f"{what} {value} at step {self.position.step}: lower lr, lengthen warmup, or set "
@@ -168,7 +167,7 @@ class Checkpointing:
             )
 
     def _copied(self, key_path: KeyPath, tensor: Tensor) -> Tensor:
-        """Return a copy on the CPU, in the memory of the checkpoint before."""
+        """Return a copy on the CPU, in the memory of the last checkpoint's copy."""
         copy = self.copies.get(key_path)
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
@@ -189,7 +188,7 @@ class Checkpointing:
 
     @cached_property
     def mesh(self) -> "DeviceMesh":
-        """The ranks' CPUs; the thread's communication must not mix with that of the training."""
+        """The ranks' CPUs, in a process group of the background thread alone."""
         from torch.distributed.device_mesh import DeviceMesh
 
         timeout = timedelta(seconds=self.settings.timeout)
@@ -236,7 +235,7 @@ class Checkpointing:
         from . import shards
 
         if self.world.is_main:
-            # Of a save that was killed. The other ranks write only after rank 0's plan.
+            # A killed process may have left it. The other ranks write only after rank 0's plan.
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):
                 folder.unlink()  # a link, which would lead the shards elsewhere
@@ -257,15 +256,14 @@ class Checkpointing:
 
     def _resume(self) -> None:
         """Go on from the checkpoint that rank 0 finds, if there is one; every rank loads it."""
-        found = candidates(self.settings.resume, self.run_dir)
-        path = self.world.on_main(lambda: next(found, None))
+        path = self.world.on_main(lambda: find_start(self.settings.resume, self.run_dir))
         if path is None:
             if self.networks.not_initialized:
                 raise self.networks.not_initialized
             return
         state, error = {}, None
         try:
-            # One rank reads all shards for the digests; each of the others reads its parts only.
+            # Rank 0 reads all shards to compare the digests. Other ranks read only their parts.
             state = load(path, self.networks.like, check=self.world.is_main)
         except UsageError as caught:
             error = caught
@@ -273,30 +271,27 @@ class Checkpointing:
             if each:
                 raise each
         try:
-            self._load(path, state)
-        except (RuntimeError, ValueError) as error:
+            self._load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as caught:
+            reason = str(caught).split(chr(9))[-1]
             raise UsageError(
-                f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): choose another "
-                "--run-dir, or bring back the model that it was saved from"
+                f"{path} does not fit model.py or this version of the project "
+                f"({type(caught).__name__}: {reason}): choose another --run-dir, or bring back "
+                "the files that it was saved with"
             ) from None
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{path} was not saved by this version of the project ({type(error).__name__}: "
-                f"{error}): choose another --run-dir, or bring back the version that saved it"
-            ) from None
-
-    def _load(self, path: Path, state: dict[str, Any]) -> None:
-        self.networks.load_state_dict(state)
-        self.position = Position.from_state_dict(state["position"])
-        if state["samples_per_step"] != self.samples_per_step:
-            # The batches that each rank would have had by now.
-            self.position.epoch_steps = self.position.consumed // self.samples_per_step
-        self.meter.load_state_dict(state["meter"], self.world)
-        self.line_count = state["line_count"]
         log_resume(path, state, self.settings, self.world)
-        before, now = state["settings"], self.settings
-        self.resized = (before["epochs"], before["max_steps"]) != (now.epochs, now.max_steps)
-        self.resumed_from = self.position.step
         shards = [each for each in digest_lines(path) if not each.endswith(path.name)]
         if path.parent == self.checkpoints.folder and self.world.broadcast(shards):
             self.sharded_step, self.digests = self.position.step, shards
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        self.networks.load_state_dict(state)
+        self.position = Position.from_state_dict(state["position"])
+        if state["samples_per_step"] != self.samples_per_step:
+            # The number of batches that each rank would have read by now.
+            self.position.epoch_steps = self.position.consumed // self.samples_per_step
+        self.meter.load_state_dict(state["meter"], self.world)
+        self.line_count = state["line_count"]
+        before, now = state["settings"], self.settings
+        self.resized = (before["epochs"], before["max_steps"]) != (now.epochs, now.max_steps)
+        self.resumed_from = self.position.step

@@ -1,7 +1,7 @@
 """The files of checkpoints: how they are written, read and checked, and which one is the newest.
 
 A checkpoint is a file, `step-00000500.pt`, that torch.load reads. With FSDP, the tensors of which
-each rank has a part lie in a folder beside it, `step-00000500.shards` (shards.py).
+each rank has a part are in a folder beside it, `step-00000500.shards` (shards.py).
 `step-00000500.sha256` lists the digests of these files, as sha256sum prints them. Two small files,
 `latest` and `best`, name one checkpoint each.
 """
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -35,9 +35,8 @@ Like = Callable[..., Tensor | None]
 """Returns for a key path the tensor whose layout over the ranks the tensor there gets."""
 
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})\.pt")
-MOST_VALUES = 1_000_000  # of a checkpoint; a tensor is one
-LIST = "list.zip"  # in the shards of an earlier version, which only that version can read
-IN_SHARDS = "<in the shards>"  # stands in the file for a tensor that is in the folder
+MOST_VALUES = 1_000_000  # in a checkpoint; a tensor counts as one
+IN_SHARDS = "<in the shards>"  # replaces in the file a tensor that is in the folder
 
 
 class Checkpoints:
@@ -61,43 +60,31 @@ class Checkpoints:
         Raises:
             UsageError: the folder can't be read.
         """
-        try:
-            names = os.listdir(self.folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise unreadable(self.folder, error) from None
+        with errors_explained(self.folder):
+            try:
+                names = os.listdir(self.folder)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
         return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))[::-1]
 
-    def undamaged(self) -> Iterator[Path]:
-        """Yield the checkpoints with the right digests, newest first; log which are damaged.
+    def newest(self) -> Path | None:
+        """Return the newest undamaged checkpoint, None if there is none. Log damaged ones.
 
         Raises:
-            UsageError: one can't be read, which does not mean that it is damaged; or it has no
-                digests.
+            UsageError: one can't be read, or has no digests. It need not be damaged.
         """
-        tried: set[int] = set()
-        # Listed again each time: another process may have removed some, and saved newer ones.
-        while left := [step for step in self.steps() if step not in tried]:
-            tried.add(left[0])
-            path = self.path(left[0])
+        for path in map(self.path, self.steps()):
             fault = find_fault(path)
             if not fault:
-                yield path
-            elif path.exists():
-                if not digest_file(path).exists():
-                    resume = f"give --resume {path} and another --run-dir, or "
-                    raise UsageError(
-                        f"{path} has no {digest_file(path).name}: that was lost, or an earlier "
-                        "version of this project saved the checkpoint. To go on, "
-                        f"{'' if (shards_of(path) / LIST).exists() else resume}"
-                        "finish the run with the version that began it"
-                    )
-                log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
-
-    def newest(self) -> Path | None:
-        """Return the newest undamaged checkpoint, None if there is none."""
-        return next(self.undamaged(), None)
+                return path
+            if path.exists() and not digest_file(path).exists():
+                raise UsageError(
+                    f"{path} has no {digest_file(path).name}: it is lost, or an earlier version "
+                    f"saved the checkpoint; give --resume {path} and another --run-dir, or finish "
+                    "the run with the version that began it"
+                )
+            log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
+        return None
 
     def best(self) -> Path | None:
         """Return the best checkpoint, None before the first validation."""
@@ -108,17 +95,12 @@ class Checkpoints:
         return self._named("latest")
 
     def _named(self, pointer: str) -> Path | None:
-        """Return the checkpoint that `latest` or `best` names, None if it is not there.
-
-        Raises:
-            UsageError: its name can't be read.
-        """
-        try:
-            name = read_bytes(self.folder / pointer).decode(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise unreadable(self.folder / pointer, error) from None
+        """Return the checkpoint that `latest` or `best` names, None if it does not exist."""
+        with errors_explained(self.folder / pointer):
+            try:
+                name = read_bytes(self.folder / pointer).decode(errors="replace")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
         named = self.folder / name
         return named if NAME.fullmatch(name) and named.exists() else None
 
@@ -139,7 +121,7 @@ class Checkpoints:
         """Write a checkpoint and let `latest` name it, and `best` if it is; remove old ones.
 
         Args:
-            state: what to write, in nested dictionaries and lists.
+            state: nested dictionaries and lists.
             step, best: its step, and whether it is the best so far.
             shards: the folder with its shards, which is renamed; None if they are in place.
             digests: the lines of their digests.
@@ -156,14 +138,14 @@ class Checkpoints:
             shutil.rmtree(shards_of(path), ignore_errors=True)
             os.replace(shards, shards_of(path))
 
-        # The file that is there counts until the new one replaces it.
+        # An existing file of this step counts until the new one replaces it.
         old = [each for each in digest_lines(path) if each.endswith(path.name)]
         new = [*digests]
 
         def content(file: BinaryIO) -> None:
-            hashed = _Hashed(file)
-            torch.save(state, cast("BinaryIO", hashed))
-            new.append(f"{hashed.digest.hexdigest()}  {path.name}")
+            torch.save(state, file)
+            file.flush()
+            new.append(digest_line(Path(file.name), path.name))
             write_atomically(digest_file(path), "\n".join((*new, *old, "")))
 
         write_atomically(path, content)
@@ -176,7 +158,7 @@ class Checkpoints:
         self._prune(path)
 
     def _prune(self, written: Path) -> None:
-        """Remove old checkpoints, and what a save that was killed left."""
+        """Remove old checkpoints, and the unfinished files of a process that was killed."""
         kept = {written, self.best(), *map(self.path, self.steps()[: self.keep])}
         for path in self.folder.iterdir():
             old = path.name.startswith("step-") and path.with_suffix(".pt") not in kept
@@ -184,20 +166,6 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             elif old or path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
-
-
-class _Hashed:
-    """A file whose content is hashed while it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest = file, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self.digest.update(content)
-        return self.file.write(content)
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def shards_of(path: Path) -> Path:
@@ -211,10 +179,10 @@ def digest_file(path: Path) -> Path:
 
 
 def digest_line(path: Path, name: str) -> str:
-    """Return a file's SHA-256 and its name, as sha256sum prints them.
+    """Return a file's SHA-256 and a name, as sha256sum prints them.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     digest = hashlib.sha256()
     with open_regular(path) as file:
@@ -224,6 +192,7 @@ def digest_line(path: Path, name: str) -> str:
 
 
 def digest_lines(path: Path) -> list[str]:
+    """Return the lines of a checkpoint's digests, none if there is no such file."""
     try:
         return read_bytes(digest_file(path)).decode(errors="replace").splitlines()
     except FileNotFoundError:
@@ -236,10 +205,10 @@ def find_fault(path: Path) -> str | None:
     torch.load notices a short file, but not a changed byte.
 
     Raises:
-        UsageError: a file can't be read. That is no damage: no run may start again because of it.
+        UsageError: a file can't be read. This is not damage, so the run must not start again.
     """
     own = re.compile(rf"{re.escape(path.stem)}\.(pt|shards/(?!\.\.$)[\w.]+)")
-    try:
+    with errors_explained(path):
         lines = digest_lines(path)
         names = dict.fromkeys(line[66:] for line in lines)
         if path.name not in names:
@@ -247,29 +216,37 @@ def find_fault(path: Path) -> str | None:
         for name in names:
             if not own.fullmatch(name):
                 return f"{digest_file(path).name} lists {name}"
-        # Several at once: Python runs other threads while one hashes or reads.
-        with ThreadPoolExecutor() as pool:
-            found = pool.map(lambda name: digest_line(path.parent / name, name), names)
-            wrong = [line[66:] for line in found if line not in lines]
-        return f"{wrong[0]} is not as it was written" if wrong else None
-    except FileNotFoundError as error:
-        return f"{error.filename} is missing"
-    except OSError as error:
-        raise unreadable(path, error) from None
+        try:
+            # In threads: Python runs others while one reads or hashes.
+            with ThreadPoolExecutor() as pool:
+                found = pool.map(lambda name: digest_line(path.parent / name, name), names)
+                wrong = [line[66:] for line in found if line not in lines]
+        except FileNotFoundError as error:
+            return f"{error.filename} is missing"
+    return f"{wrong[0]} is not as it was written" if wrong else None
 
 
-def unreadable(path: Path, error: OSError) -> UsageError:
-    """Return the error for a file of a checkpoint that can't be read."""
-    return UsageError(
-        f"can't read {error.filename or path}: {error.strerror} (errno {error.errno}); nothing was "
-        "changed: once it can be read, the same command goes on"
-    )
+@contextmanager
+def errors_explained(path: Path) -> Iterator[None]:
+    """Raise a UsageError for whatever reading a file raises; torch does not document what it is."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise UsageError(
+                f"can't read {error.filename or path}: {error.strerror} (errno {error.errno}); "
+                "nothing was changed: once it can be read, the same command goes on"
+            ) from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, UnpicklingError):  # torch advises here to let the file run code
+            reason = "torch.load can't read it with weights_only=True"
+        raise UsageError(f"{path} is not a checkpoint: {reason}") from None
 
 
 def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, key_path: KeyPath = ()) -> Any:  # noqa: ANN401
     """Return nested dictionaries and lists with each value replaced by what a function returns."""
     if isinstance(value, dict):
-        replaced = copy(value)  # with the versions that a network's state has beside its items
+        replaced = copy(value)  # with the attribute of a state_dict for the versions of layers
         for key, each in value.items():
             replaced[key] = each_leaf(function, each, (*key_path, key))
         return replaced
@@ -278,12 +255,17 @@ def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, key_path: Key
     return function(key_path, value)
 
 
+def name_in_shards(key_path: KeyPath) -> str:
+    """Return the name of a tensor in the shards."""
+    return "/".join(map(str, key_path))
+
+
 def find(source: Path, which: str = "newest") -> Path:
     """Return a checkpoint: the path itself, or one of a run folder.
 
     Args:
         source: a run folder, its folder of checkpoints, or a file.
-        which: of a folder: `best`, `latest`, or `newest`, which is the latest undamaged one.
+        which: of a folder: `best`, `latest`, or `newest`, which is the newest undamaged one.
 
     Raises:
         UsageError: there is no such file, or the folder has none.
@@ -299,8 +281,8 @@ def find(source: Path, which: str = "newest") -> Path:
     return found
 
 
-def candidates(resume: str, run_dir: Path) -> Iterator[Path]:
-    """Yield the checkpoints to start from, the best choice first; none to start from step 0.
+def find_start(resume: str, run_dir: Path) -> Path | None:
+    """Return the checkpoint that a run starts from, None to start from step 0.
 
     Args:
         resume: `auto`, `never`, or the path of a checkpoint or of a run folder. The run folder's
@@ -308,8 +290,8 @@ def candidates(resume: str, run_dir: Path) -> Iterator[Path]:
         run_dir: this run's folder.
 
     Raises:
-        UsageError: a path that holds no checkpoint, `never` where the run folder has some, or a
-            file that can't be read.
+        UsageError: the path has no checkpoint, the run folder has some in spite of `never`, or a
+            file can't be read.
     """
     own = Checkpoints(run_dir / "checkpoints")
     steps = own.steps()
@@ -318,17 +300,17 @@ def candidates(resume: str, run_dir: Path) -> Iterator[Path]:
             f"resume is never, but {run_dir} holds step {steps[0]} of an earlier run: choose "
             "another --run-dir, or --resume auto"
         )
-    found = None
-    for found in own.undamaged():
-        yield found
+    if newest := own.newest():
+        return newest
     if resume not in ("auto", "never"):
-        yield find(Path(resume))
-    elif steps and not found:
-        log.warning("no checkpoint in %s can be read: starting from step 0", own.folder)
+        return find(Path(resume))
+    if steps:
+        log.warning("no checkpoint in %s is undamaged: starting from step 0", own.folder)
+    return None
 
 
-def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return what a file that torch wrote holds, and its shards. A file can't run code.
+def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  # noqa: ANN401
+    """Return the content of a file that torch wrote, and of its shards. It can't run code.
 
     Args:
         path: the file.
@@ -336,15 +318,10 @@ def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  
         check: whether to compare the digests, if there are some.
 
     Raises:
-        UsageError: it is damaged, is no checkpoint, or can't be read.
+        UsageError: it is damaged, is not a checkpoint, or can't be read.
     """
     if check and digest_file(path).exists() and (fault := find_fault(path)):
-        raise UsageError(f"{path} is no readable checkpoint ({fault}): name another one")
-    if (shards_of(path) / LIST).exists():
-        raise UsageError(
-            f"{path} was saved with FSDP by an earlier version of this project, and only that "
-            "version can read it: finish the run with the version that began it"
-        )
+        raise UsageError(f"{path} is damaged ({fault}): name another checkpoint")
     sharded: dict[str, Tensor | None] = {}
 
     def look(key_path: KeyPath, leaf: Any) -> None:  # noqa: ANN401
@@ -356,7 +333,7 @@ def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  
             return distribute_like(leaf, like(*key_path))
         return parts.get(name_in_shards(key_path), leaf)
 
-    with _explained(path):
+    with errors_explained(path):
         state = _torch_load(path)
         each_leaf(look, state)
         parts: dict[str, Tensor] = {}
@@ -369,45 +346,30 @@ def read(path: Path, like: Like = lambda *_: None, check: bool = True) -> Any:  
         return each_leaf(fill, state)
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn what torch raises for a file, which it does not document, into a UsageError."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno:
-            raise unreadable(path, error) from None
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        if isinstance(error, UnpicklingError):  # torch advises here to let the file run code
-            reason = "torch.load can't read it with weights_only=True"
-        raise UsageError(f"{path} is no checkpoint: {reason}") from None
-
-
-def _torch_load(path: Path, mmap: bool = False) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return what a file of torch's holds, unless it holds far more than its size tells."""
-    with open_regular(path) as file:  # opened here, torch lets an OSError through
-        if mmap or file.read(4) == b"PK\x03\x04":  # as torch finds out that it is an archive
-            with zipfile.ZipFile(file) as archive:  # says more plainly than torch if it is none
+def _torch_load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    """Return the content of a file that torch wrote, unless it is much larger than the file."""
+    with open_regular(path) as file:  # torch would replace an OSError by an error of its own
+        if file.read(4) == b"PK\x03\x04":  # torch takes these bytes for an archive
+            with zipfile.ZipFile(file) as archive:
                 if fault := size_fault(archive):
                     raise ValueError(fault)
         file.seek(0)
-        source = path if mmap else file
-        state = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+        state = torch.load(file, map_location="cpu", weights_only=True)
     if count(state) > MOST_VALUES:
         raise ValueError(f"it has more than {MOST_VALUES} values")
     return state
 
 
 def saved_settings(path: Path) -> dict[str, Any]:
-    """Return the settings that a checkpoint was saved with; its tensors are not read.
+    """Return the settings that a checkpoint was saved with. The digests are not compared.
 
     Raises:
-        UsageError: it can't be read, or is no checkpoint of this project.
+        UsageError: it can't be read, or is not a checkpoint of this project.
     """
-    with _explained(path):
-        state = _torch_load(path, mmap=True)
+    with errors_explained(path):
+        state = _torch_load(path)
     if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
-        raise UsageError(f"{path} is no checkpoint of this project: it has no settings")
+        raise UsageError(f"{path} is not a checkpoint of this project: it has no settings")
     return state["settings"]
 
 
@@ -420,7 +382,7 @@ def load(path: Path, like: Like = lambda *_: None, check: bool = True) -> dict[s
     state = read(path, like, check)
     if not isinstance(state, dict) or not {"networks", "optimizers", "position"} <= set(state):
         raise UsageError(
-            f"{path} is no checkpoint of this version of the project: start a new run from its "
+            f"{path} is not a checkpoint of this version of the project: start a new run from its "
             "weights with --init-from"
         )
     return state
@@ -444,13 +406,6 @@ def weights(source: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
     state = read(path)
     if isinstance(state, dict) and "position" in state:
         return path, state["averages"] or state["networks"]
-    if isinstance(state, dict) and "samples_per_step" in state:  # of an earlier version
-        state = state.get("network")
     if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
         return path, {"network": state}
     raise UsageError(f"{path} has no weights: give a run folder, a checkpoint or a state_dict")
-
-
-def name_in_shards(key_path: KeyPath) -> str:
-    """Return the name of a tensor in the shards."""
-    return "/".join(map(str, key_path))

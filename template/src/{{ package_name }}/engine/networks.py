@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,8 @@ from torch.optim import Optimizer
 
 from .checkpoint_files import weights
 from .config import Settings
-from .ema import Average
 from .errors import UsageError
-from .optimizer_state import load_optimizer, options_of
-from .ranks.dtensor import full_tensor
+from .ranks.dtensor import full_tensor, local_part
 from .ranks.strategy import Units, distribute
 from .ranks.world import World
 
@@ -38,9 +37,9 @@ class Networks:
     Attributes:
         modules: the networks as they were built. Evaluation and checkpoints use these.
         wrapped: what training calls instead, such as DistributedDataParallel.
-        average: moving averages of the networks, None without `ema`.
+        averages: by the networks' names, moving averages of them; empty without `ema`.
         optimizers: by name.
-        not_initialized: why INIT_FROM was not loaded. It matters only if there is no checkpoint.
+        not_initialized: why init_from was not loaded. It matters only if there is no checkpoint.
 
     Raises:
         UsageError: the learner returned something else.
@@ -63,19 +62,21 @@ class Networks:
         except UsageError as error:
             self.not_initialized = error
         freeze(self.modules, settings.freeze)
-        self.average = Average(self.modules, settings.ema) if settings.ema else None
+        self.decay = settings.ema or 0.0
+        averaged = self.modules if settings.ema else {}
+        self.averages = {n: deepcopy(each).requires_grad_(False) for n, each in averaged.items()}
         self.wrapped = {
             name: distribute(module, units, settings, world)
             for name, module in self.modules.items()
         }
-        for module in self.average.networks.values() if self.average else ():
+        for module in self.averages.values():
             distribute(module, units, settings, world)
         made = make_optimizers(self.view(self.modules))
         self.optimizers: dict[str, Optimizer] = _named("optimizers", made, "optimizer", Optimizer)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
-        self.options = {name: options_of(each) for name, each in self.optimizers.items()}
+        self.options = {name: _options(each) for name, each in self.optimizers.items()}
 
     def view(self, modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
         """Return modules as the learner knows its networks: one, or a dictionary of several."""
@@ -84,7 +85,24 @@ class Networks:
     @property
     def evaluated(self) -> dict[str, nn.Module]:
         """The modules that evaluations use: the averages where there are some."""
-        return self.average.networks if self.average else self.modules
+        return self.averages or self.modules
+
+    @torch.no_grad()
+    def update_averages(self, step: int) -> None:
+        """Take the parameters after a step into the averages, and copy the buffers.
+
+        The past has less weight in the first steps, so that the averages soon forget the initial
+        parameters.
+        """
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, average in self.averages.items():
+            network = self.modules[name]
+            ours = [local_part(each) for each in average.parameters()]
+            if ours:  # a network may have only buffers
+                theirs = [local_part(each) for each in network.parameters()]
+                torch._foreach_lerp_(ours, theirs, 1 - decay)
+            for mine, buffer in zip(average.buffers(), network.buffers(), strict=True):
+                mine.copy_(buffer)
 
     def set_learning_rates(self, factor: float) -> None:
         """Set the learning rate of each group of parameters: its own, times a factor."""
@@ -111,10 +129,9 @@ class Networks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of them; with FSDP, its tensors are DTensors."""
-        average = self.average.networks if self.average else {}
         return {
             "networks": {name: each.state_dict() for name, each in self.modules.items()},
-            "averages": {name: each.state_dict() for name, each in average.items()},
+            "averages": {name: each.state_dict() for name, each in self.averages.items()},
             "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
             "optimizer_classes": {n: type(each).__name__ for n, each in self.optimizers.items()},
             "optimizer_options": self.options,
@@ -126,12 +143,11 @@ class Networks:
         Args:
             key_path: of the tensor. None is returned if the networks have no such tensor.
         """
-        averages = self.average.networks if self.average else {}
         match key_path:
             case ("networks", str(name), key) if name in self.modules:
                 return self.modules[name].state_dict().get(key)
-            case ("averages", str(name), key) if name in averages:
-                return averages[name].state_dict().get(key)
+            case ("averages", str(name), key) if name in self.averages:
+                return self.averages[name].state_dict().get(key)
             case ("optimizers", str(name), "state", int(number), _) if name in self.optimizers:
                 groups = self.optimizers[name].param_groups
                 numbered = [each for group in groups for each in group["params"]]
@@ -141,23 +157,28 @@ class Networks:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned.
 
+        An optimizer keeps the options that model.py changed since then, such as weight decay.
+
         Raises:
             RuntimeError, ValueError: it is of other networks or optimizers.
             KeyError, TypeError, AttributeError: it is not such a state.
         """
         _load_modules(self.modules, state["networks"])
-        if self.average:
-            # A run that had none begins its averages where it is.
-            _load_modules(self.average.networks, state["averages"] or state["networks"])
+        if self.averages:
+            # If the checkpoint has no averages, they start from its networks.
+            _load_modules(self.averages, state["averages"] or state["networks"])
         if set(self.optimizers) != set(state["optimizers"]):
             raise ValueError(f"it has the optimizers {', '.join(state['optimizers'])}")
         for name, optimizer in self.optimizers.items():
-            load_optimizer(
-                optimizer,
-                state["optimizers"][name],
-                state["optimizer_options"][name],
-                state["optimizer_classes"][name],
-            )
+            saved, made = state["optimizer_classes"][name], type(optimizer).__name__
+            if saved != made:
+                raise ValueError(
+                    f"it was saved with {saved}, but model.py makes the optimizer {made}"
+                )
+            now, earlier = _options(optimizer), state["optimizer_options"][name]
+            optimizer.load_state_dict(state["optimizers"][name])
+            for group, new, old in zip(optimizer.param_groups, now, earlier, strict=True):
+                group.update({key: new[key] for key in new if new[key] != old.get(key)})
 
 
 def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401
@@ -173,6 +194,12 @@ def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # 
             "a dictionary of them by name"
         )
     return found
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the options of each group of parameters, such as weight decay."""
+    groups = optimizer.param_groups
+    return [{key: each for key, each in group.items() if key != "params"} for group in groups]
 
 
 def _load_modules(modules: Mapping[str, nn.Module], states: Mapping[str, Any]) -> None:
@@ -218,7 +245,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     Args:
         modules: the networks, before they are distributed.
         source: a run folder, whose best checkpoint is taken; or a file.
-        partial: take what fits by name and shape, instead of refusing what does not.
+        partial: whether to take only the tensors that fit by name and shape.
 
     Raises:
         UsageError: there is no such file, or it does not fit.
@@ -234,9 +261,9 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
             for key, value in theirs.items()
             if key in mine and mine[key].shape == value.shape
         }
+        taken += len(fitting)
         left = [key for key in mine if key not in fitting]
         misfits = [*left, *(key for key in theirs if key not in mine)]
-        taken += len(fitting)
         if misfits and not partial:
             raise UsageError(
                 f"init_from {path} does not fit {name} at {', '.join(misfits[:3])}"

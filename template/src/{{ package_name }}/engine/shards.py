@@ -27,22 +27,22 @@ from .ranks.dtensor import is_dtensor
 
 KNOWN: dict[tuple[str, str], Any] = {
     **{
-        (metadata.__name__, name): getattr(metadata, name)
-        for name in (
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
+        (each.__module__, each.__name__): each
+        for each in (
+            metadata.ChunkStorageMetadata,
+            metadata.Metadata,
+            metadata.MetadataIndex,
+            metadata.StorageMeta,
+            metadata.TensorProperties,
+            metadata.TensorStorageMetadata,
+            metadata._MEM_FORMAT_ENCODING,
+            filesystem._StorageInfo,
+            torch.Size,
         )
     },
     **{
         ("torch", name): each for name, each in vars(torch).items() if isinstance(each, torch.dtype)
     },
-    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
-    ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
     # The folder that was written to. Its class has another module in Python 3.13.
     **{(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")},
@@ -79,11 +79,11 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
     Args:
         folder: where any number of ranks wrote them.
-        like: for each name a DTensor of the layout that the result gets. With None, another tensor
-            or another shape, the result is the whole tensor, on the CPU.
+        like: for each name a DTensor with the layout of the result. If it is None, not a DTensor,
+            or of another shape, the result is the whole tensor, on the CPU.
 
     Raises:
-        Exception: whatever damaged files make torch raise.
+        Exception: of any class, for damaged files.
     """
     reader = _Reader(folder)
     stored = reader.read_metadata().state_dict_metadata
@@ -111,7 +111,7 @@ class _Files(filesystem.FileSystem):
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads tensors only. torch would unpickle any other value, with whatever it names."""
+    """Reads only tensors. torch would unpickle any other value, which can run code."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -121,7 +121,7 @@ class _Reader(dcp.FileSystemReader):
         content = read_bytes(Path(self.path) / ".metadata", most=2**28)
         found = _Unpickler(io.BytesIO(content)).load()
         if not isinstance(found, metadata.Metadata):
-            raise ValueError(".metadata holds something else")
+            raise ValueError(".metadata has no Metadata object")
         for each in found.state_dict_metadata.values():
             if not isinstance(each, metadata.TensorStorageMetadata):
                 raise ValueError(".metadata lists something that is not a tensor")
@@ -131,7 +131,7 @@ class _Reader(dcp.FileSystemReader):
         return found
 
     def _slice_file(self, *arguments: Any) -> Any:  # noqa: ANN401 - torch's own types
-        # zipfile can't read torch's view of a part: its `seek` from the end goes beyond it.
+        # zipfile can't read torch's view of a part: `seek` from the end leaves the part.
         part = io.BytesIO(super()._slice_file(*arguments).read())
         with zipfile.ZipFile(part) as archive:
             if fault := size_fault(archive):

@@ -18,6 +18,11 @@ def full_tensor(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
+def local_part(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
+    """Return this rank's part of a tensor, or all of it if it is not a DTensor."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
 def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - as is_dtensor
     """Return a tensor that every rank has whole, distributed in the same way as another one.
 
