@@ -272,6 +272,7 @@ class Checkpointing:
                 raise each
         try:
             self._load_state_dict(state)
+            log_resume(path, state, self.settings, self.world)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as caught:
             reason = str(caught).split(chr(9))[-1]
             raise UsageError(
@@ -279,7 +280,6 @@ class Checkpointing:
                 f"({type(caught).__name__}: {reason}): choose another --run-dir, or bring back "
                 "the files that it was saved with"
             ) from None
-        log_resume(path, state, self.settings, self.world)
         shards = [each for each in digest_lines(path) if not each.endswith(path.name)]
         if path.parent == self.checkpoints.folder and self.world.broadcast(shards):
             self.sharded_step, self.digests = self.position.step, shards

@@ -79,9 +79,8 @@ class Checkpoints:
                 return path
             if path.exists() and not digest_file(path).exists():
                 raise UsageError(
-                    f"{path} has no {digest_file(path).name}: it is lost, or an earlier version "
-                    f"saved the checkpoint; give --resume {path} and another --run-dir, or finish "
-                    "the run with the version that began it"
+                    f"{path} has no {digest_file(path).name}: bring that file back, or give "
+                    f"--resume {path} and another --run-dir"
                 )
             log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
         return None
@@ -404,8 +403,9 @@ def weights(source: Path) -> tuple[Path, dict[str, dict[str, Tensor]]]:
     best = Checkpoints(source / "checkpoints").best()
     path = best or find(source.resolve() if linked else source)
     state = read(path)
-    if isinstance(state, dict) and "position" in state:
-        return path, state["averages"] or state["networks"]
-    if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
-        return path, {"network": state}
+    if isinstance(state, dict):
+        if "position" in state:
+            return path, state["averages"] or state["networks"]
+        if all(isinstance(each, Tensor) for each in state.values()):
+            return path, {"network": state}
     raise UsageError(f"{path} has no weights: give a run folder, a checkpoint or a state_dict")

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
-from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import torch
@@ -46,7 +46,6 @@ KNOWN: dict[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
     # The folder that was written to. Its class has another module in Python 3.13.
     **{(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")},
-    **{(module, "WindowsPath"): PureWindowsPath for module in ("pathlib", "pathlib._local")},
 }
 """What the pickle of a folder's metadata may name, by module and name."""
 
