@@ -201,7 +201,7 @@ def test_a_network_that_diverged_is_not_saved(project: Path, tmp_path: Path, eve
     assert "Traceback" not in job.log
     kept = [path.name for path in job.run_dir.glob("checkpoints/step-*.pt")]
     assert kept == (["step-00000002.pt"] if every == "--checkpoint-every=2" else [])
-    assert ("from before: none" in job.log) == (not kept)
+    assert ("last good checkpoint: none" in job.log) == (not kept)
     state = json.loads((job.run_dir / "status.json").read_text())
     assert state["status"] == "failed" and state["error"].startswith("the norm of all")
     assert not (job.run_dir / "summary.json").exists()

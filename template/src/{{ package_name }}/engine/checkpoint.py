@@ -151,10 +151,10 @@ class Checkpointing:
         """Raise UsageError for a value that is not finite; it is the same on every rank."""
         if not math.isfinite(value):
             self.world.broadcast(self.wait())  # so that every rank names the same checkpoint
-            newest = self.checkpoints.latest() or "none had been saved yet"
+            newest = self.checkpoints.latest() or "none"
             raise UsageError(
                 f"{what} {value} at step {self.position.step}: lower lr, lengthen warmup, or set "
-                f"clip_norm; the last checkpoint from before: {newest}"
+                f"clip_norm; the last good checkpoint: {newest}"
             )
 
     def check_saved(self, what: str) -> None:
@@ -163,7 +163,7 @@ class Checkpointing:
             raise UsageError(
                 f"{what} at step {self.position.step}, but the checkpoint could not be written: "
                 f"make room for {self.checkpoints.folder}; the same command then goes on from the "
-                "checkpoint before, if there is one"
+                "last good checkpoint, if there is one"
             )
 
     def _copied(self, key_path: KeyPath, tensor: Tensor) -> Tensor:

@@ -160,8 +160,8 @@ class Networks:
         An optimizer keeps the options that model.py changed since then, such as weight decay.
 
         Raises:
-            RuntimeError, ValueError: it is of other networks or optimizers.
-            KeyError, TypeError, AttributeError: it is not such a state.
+            RuntimeError, ValueError: it belongs to other networks or optimizers.
+            KeyError, TypeError, AttributeError: it is not a state that `state_dict` returns.
         """
         _load_modules(self.modules, state["networks"])
         if self.averages:
@@ -220,19 +220,19 @@ def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter
 
 
 def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
-    """Let parameters keep their values, by patterns of their names such as `backbone.*`.
+    """Freeze the parameters whose names match patterns such as `backbone.*`.
 
     Where there are several networks, a name begins with the network's: `teacher.*`.
 
     Raises:
-        UsageError: a pattern fits no parameter.
+        UsageError: a pattern matches no parameter.
     """
     names = named_parameters(modules)
     for pattern in patterns:
         chosen = [name for name in names if fnmatch(name, pattern)]
         if not chosen:
             raise UsageError(
-                f"freeze '{pattern}' fits no parameter: they are named like {next(iter(names), '')}"
+                f"freeze '{pattern}' matches no parameter: use names like {next(iter(names), '')}"
             )
         log.info("%d parameters are frozen by '%s'", len(chosen), pattern)
         for name in chosen:
@@ -240,7 +240,7 @@ def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
 
 
 def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> None:
-    """Start from the weights of a run, a checkpoint, or a file of one network's parameters.
+    """Load the weights of a run, a checkpoint, or a file of one network's parameters.
 
     Args:
         modules: the networks, before they are distributed.
