@@ -155,7 +155,7 @@ def edited(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Updated:
     project = tmp_path_factory.mktemp("edited") / "project"
     shutil.copytree(old / "project", project)
     package = project / "src/demo"
-    add_after(package / "seeding.py", "def derive", "    # ours: inside a function")
+    add_after(package / "seeding.py", "    return random.Random(", "    # ours: inside a function")
     top = package / "provenance.py"
     top.write_text(f"from .errors import UsageError as OurError\n{top.read_text()}")
     add_after(package / "schedule.py", "import math", "# ours: among the imports")
