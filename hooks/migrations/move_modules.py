@@ -44,7 +44,7 @@ def main(answers_file: str, stage: str, table_file: str) -> int:
         try:
             carry(answers["package_name"], table, kept)
         except BaseException:
-            _say(f"error: this did not end; {kept} has your files as they were before the update")
+            _say(f"error: the merge stopped; {kept} has your files from before the update")
             raise
         shutil.rmtree(kept)
     return 0
