@@ -42,7 +42,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The earlier state: another number in a module, no schedule, one more module, and every file
     # ended with another line.
     replace(package / "tools/plot/__init__.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
-    replace(package / "train.py", '"""The training: the loop', '"""The old training: the loop')
+    replace(package / "train.py", '"""The training loop', '"""The old training loop')
     (package / "engine/schedule.py").unlink()
     for path in present:
         if path.exists() and path.stat().st_size and path.name not in UNTOUCHED:
@@ -131,7 +131,7 @@ def test_edits_are_kept(project: Path) -> None:
     package = project / "src" / "demo"
     model = '"""Our network."""\n\nfrom torch import nn\n\n\ndef build() -> nn.Module: ...\n'
     (package / "model.py").write_text(model)
-    replace(package / "tools/plot/__init__.py", '"""Curves of runs', '"""Our curves')
+    replace(package / "tools/plot/__init__.py", '"""Draws the metrics of runs', '"""Our curves')
     (package / "figures.py").unlink()
     script = project / "slurm" / "train_multi_node.sbatch"
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
@@ -152,7 +152,7 @@ def test_edits_are_kept(project: Path) -> None:
     # Their line and ours in the same file.
     assert '"""Our curves' in updated["src/demo/tools/plot/__init__.py"]
     assert "FEW_VALUES = 20" in updated["src/demo/tools/plot/__init__.py"]
-    assert '"""The training: the loop' in updated["src/demo/train.py"]
+    assert '"""The training loop' in updated["src/demo/train.py"]
     for name in ("slurm/train_multi_node.sbatch", "README.md"):
         kept = edited[name].replace("# The end of an earlier version", "")
         assert updated[name].rstrip() == kept.rstrip()
