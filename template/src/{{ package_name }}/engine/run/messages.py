@@ -15,11 +15,13 @@ log = logging.getLogger(__name__)
 
 def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_step: int) -> None:
     """Log the ranks, the data and the settings of a run."""
-    ranks = "one process"
-    if world.backend:
-        ranks = f"{world.size} rank(s) by {world.launcher}, backend {world.backend}, "
-        ranks += f"strategy {settings.strategy}"
-    log.info("%s on %s, device %s", ranks, ", ".join(dict.fromkeys(world.hostnames)), world.device)
+    log.info(
+        "%s on %s, device %s%s",
+        f"{world.size} rank(s) by {world.launcher}" if world.backend else "one process",
+        ", ".join(dict.fromkeys(world.hostnames)),
+        world.device,
+        f", backend {world.backend}, strategy {settings.strategy}" if world.backend else "",
+    )
     log.info(
         "%s: %s training samples, %d samples a step, %d loading worker(s) a rank",
         settings.dataset,
