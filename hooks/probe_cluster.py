@@ -361,7 +361,7 @@ def cpus_answer(main: Partition, cpu: Optional[Partition]) -> Answer:
     """Return the CPUs of a rank: the share of a GPU, and at most half of a node without GPUs."""
     shares = [node.cpus // sum(node.gpus.values()) for node in main.gpu_nodes]
     shares.append(number(main.facts, "MaxCPUsPerNode", UNLIMITED) // (main.gpus or 2))
-    facts = [f"the share of a GPU is {min(shares)}"] * bool(main.gpus)
+    facts = [f"{min(shares)} CPUs are the share of a GPU"] * bool(main.gpus)
     if cpu:
         node = cpu.typical_node()
         facts.append(f"{node.cpus} CPUs on a node of {cpu.name}, where two ranks run without GPUs")
@@ -387,7 +387,7 @@ def memory_answers(
     if min(defaults) >= MIN_MEMORY:
         return [Answer("memory", "", facts)]
     mib = min(memory_per_cpu(partition, gpus, cpus, config) for partition, gpus in jobs)
-    facts.append(f"the share of a CPU is {mib} MiB")
+    facts.append(f"{mib} MiB are the share of a CPU")
     amount = f"{mib // 100 * 100 or mib}M"
     return [Answer("memory", amount, facts), Answer("memory_scope", "cpu", [])]
 
@@ -511,8 +511,8 @@ def text(about: str, answers: List[Answer], notes: List[str]) -> str:
     """Return the file: each answer below the facts that led to it."""
     lines = [
         f"# Answers about {about}.",
-        "# Change what you know better. Copier asks for what you delete. Then:",
-        "#   copier copy --data-file <this file> <address of the template> my-project",
+        "# Change what you know better. If you delete an answer, Copier asks or takes its default.",
+        "# Then: copier copy --data-file <this file> <address of the template> my-project",
     ]
     for question, value, facts in answers:
         lines += ["", *("# " + fact for fact in facts)]

@@ -1,7 +1,7 @@
 """Rename a choice in a project's answers.
 
-Copier takes the question's default, without a word, where a recorded answer is no choice any more.
-This runs in the project, before an update that crosses the version which renamed the choice:
+If a recorded answer is no longer a choice, Copier silently uses the question's default. This
+program runs in the project, before an update that crosses the version which renamed the choice:
 
     change_answer.py .copier-answers.yml QUESTION OLD NEW
 """
@@ -13,7 +13,7 @@ import yaml
 
 
 def main(answers_file: str, question: str, old: str, new: str) -> int:
-    """Put the new choice where the old one was answered; return the exit code."""
+    """Replace the old choice by the new one; return the exit code."""
     file = Path(answers_file)
     answers = yaml.safe_load(file.read_text("utf-8"))
     answer = answers.get(question)
@@ -21,7 +21,7 @@ def main(answers_file: str, question: str, old: str, new: str) -> int:
         answers[question] = [new if choice == old else choice for choice in answer]
     elif answer == old:
         answers[question] = new
-    # Its comment comes back with the update, which writes this file again.
+    # This drops the comment of the file; the update writes it again.
     file.write_text(yaml.safe_dump(answers, allow_unicode=True, sort_keys=False), "utf-8")
     return 0
 

@@ -1,4 +1,4 @@
-"""Rewrite the imports of modules that moved; everything else in a file stays, byte for byte."""
+"""Rewrite the imports of modules that moved. The rest of a file stays the same, byte for byte."""
 
 import ast
 import re
@@ -6,18 +6,18 @@ import symtable
 from pathlib import Path
 
 Problem = tuple[int, str, str, str]
-"""What can't be rewritten: its new line, old module, name, and what became of it."""
+"""An import that cannot be rewritten: its line, the old module, the name, and a hint."""
 BOM = b"\xef\xbb\xbf"
 
 
 class Imports:
-    """What moved in a package. It reads the files of the new version when it is made.
+    """The imports of a package whose modules moved. It reads the new modules when it is created.
 
     Args:
         package: the package's name.
-        moved: for each old path, in the project, the new ones.
-        names: where names are that left their module: `old_module.name` to `module.name`.
-        gone: what to write instead of names that have gone, by `old_module.name`.
+        moved: by old path in the project, the new paths.
+        names: names that moved to another module: `old_module.name` to `module.name`.
+        gone: hints for names that were removed, by `old_module.name`.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Imports:
         self._all = {home: self._names(home, imported=True) for home in rooms}
 
     def rewrite(self, data: bytes, before: Path, now: Path) -> tuple[bytes, list[Problem]]:
-        """Return a file with its imports rewritten, and what can't be.
+        """Return a file with its imports rewritten, and the imports that cannot be rewritten.
 
         Args:
-            data: what the file has; returned as it is where it is no Python.
-            before: where it lay.
-            now: where it lies.
+            data: the contents of the file, returned unchanged if it is not Python.
+            before: its old path.
+            now: its new path.
         """
         bom, data = data[: 3 * data.startswith(BOM)], data.removeprefix(BOM)
         try:
@@ -52,7 +52,7 @@ class Imports:
         for line in data.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         problems: list[Problem] = []
-        bound: dict[str, str] = {}  # names in the file that are modules which moved
+        bound: dict[str, str] = {}  # names that the file gives to moved modules
         edits = []
         for node in ast.walk(tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -151,7 +151,7 @@ class Imports:
         return (b"\n" + margin).join([*comments, *statements])
 
     def _place(self, module: str, name: str) -> tuple[str, str] | None:
-        """Return where a name of an old module is: its module and its name there."""
+        """Return the new module of a name and its name there; None if there is no single one."""
         full = f"{module}.{name}".lstrip(".")
         if full in self.gone:  # also where a new module has the name, for something else
             return None
@@ -175,7 +175,7 @@ class Imports:
         return None
 
     def _hint(self, module: str, name: str) -> str:
-        """Return what became of a name that no import can be written for."""
+        """Return a hint about a name whose import cannot be rewritten."""
         full = f"{module}.{name}".lstrip(".")
         if (
             now := self.gone.get(full)
@@ -189,7 +189,7 @@ class Imports:
         return f"is not in {', '.join(homes)}, where that module is now"
 
     def _names(self, module: str, imported: bool) -> set[str]:
-        """Return the names that a module of the new version has; none for one that is not there."""
+        """Return the names that a module of the new version has; none if the module is missing."""
         path = Path("src", self.package, *module.split("."))
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if not file.is_file():
@@ -205,16 +205,16 @@ class Imports:
         }
 
     def _module(self, path: Path) -> tuple[str, ...]:
-        """Return the names of a module of the package, below the package."""
+        """Return the path of a module below the package, as names."""
         parts = path.with_suffix("").parts[2:]
         return parts[:-1] if parts[-1] == "__init__" else parts
 
     def _package(self, path: Path) -> tuple[str, ...] | None:
-        """Return the names of the package that a file is in; None for a file outside of it."""
+        """Return the path of a file's folder below the package, as names; None outside of it."""
         return path.parts[2:-1] if path.parts[:2] == ("src", self.package) else None
 
     def _shown(self, module: str, now: tuple[str, ...] | None) -> str:
-        """Return a module as `from` in a package names it."""
+        """Return how `from` names a module inside a package."""
         here, there = list(now or ()), module.split(".") if module else []
         while here and there and here[0] == there[0]:
             here, there = here[1:], there[1:]

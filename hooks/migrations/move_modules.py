@@ -1,16 +1,16 @@
-"""Take the edits of a project along when the template moves its files.
+"""Keep the user's edits when the template moves its files.
 
-Copier deletes a file that the new version of the template lacks, edited or not, and overwrites a
-file that git ignores. This runs in the project twice, before and after an update across the version
-in question:
+Copier deletes each file that the new version of the template lacks, even if it was edited, and
+overwrites files that git ignores. This program runs in the project before and after an update that
+crosses the version of the move:
 
     move_modules.py .copier-answers.yml before|after TABLE
 
-Before, it keeps the files that move and those that git ignores, as they are and as the old version
-rendered them, in the git folder. After, it merges each edited one into the file that took its
-place, as git does. An edited file that was split, merged with others, or removed becomes
-`<name>.old`. Imports of modules that moved follow them. A line on stderr names each file that this
-concerns. TABLE, beside this file, says what moved.
+Before the update, it saves the files that move and those that git ignores in the git folder: the
+user's files, and the same files as the old version rendered them. After the update, it merges each
+edited file into its new file, as git does. An edited file that was split, merged with others, or
+removed becomes `<name>.old`. Imports of moved modules are rewritten. A line on stderr names each
+file that was changed. TABLE, beside this file, lists the moves.
 """
 
 import shutil
@@ -24,7 +24,7 @@ import copier
 import yaml
 from imports import Imports, Problem
 
-LABELS = ("before updating", "last update", "after updating")  # Copier's own
+LABELS = ("before updating", "last update", "after updating")  # the same as Copier's
 
 
 def main(answers_file: str, stage: str, table_file: str) -> int:
@@ -36,8 +36,8 @@ def main(answers_file: str, stage: str, table_file: str) -> int:
     if stage == "before":
         if (kept / "ignored").is_dir():
             sys.exit(
-                f"error: {kept}/ignored has files of an update that was interrupted, which git "
-                f"ignores: take from them what you need, remove {kept}, and update again"
+                f"error: {kept}/ignored has files that git ignores, from an interrupted "
+                f"update: copy what you need, remove {kept}, and update again"
             )
         keep(answers, table["paths"], kept)
     elif kept.is_dir():
@@ -51,9 +51,9 @@ def main(answers_file: str, stage: str, table_file: str) -> int:
 
 
 def keep(answers: dict[str, object], paths: dict[str, str], kept: Path) -> None:
-    """Keep the files that will move and those that git ignores: the user's, and the old version's.
+    """Save the files that will move and those that git ignores, and their old versions.
 
-    The project is clean, so that git ignores each file that it does not track.
+    Copier updates only a clean project, so git ignores each file that it does not track.
     """
     shutil.rmtree(kept, ignore_errors=True)
     tracked = {*_git("-c", "core.quotePath=true", "ls-files").splitlines()}
@@ -80,14 +80,14 @@ def keep(answers: dict[str, object], paths: dict[str, str], kept: Path) -> None:
 
 
 def _of_template(package: str) -> set[str]:
-    """Return the paths that the new version may render, with any answers."""
+    """Return the paths that the new version renders, with any answers."""
     root = Path(__file__).parents[2] / "template"
     paths = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
     return {path.removesuffix(".jinja").replace("{{ package_name }}", package) for path in paths}
 
 
 def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
-    """Bring the edits of moved files to where these are now, and imports to what they import."""
+    """Merge the edits of moved files into the new files, and rewrite imports."""
     paths = {path: new.split() for path, new in table["paths"].items()}
     moved = {path: new for path, new in paths.items() if (kept / "base" / path).is_file()}
     imports = Imports(package, moved, table.get("names", {}), table.get("gone", {}))
@@ -95,7 +95,7 @@ def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
     for path, new in moved.items():
         mine, base = kept / "mine" / path, kept / "base" / path
         there = [each for each in new if Path(each).is_file()]
-        # A module that took in several, or was there before, is the new version of none of them.
+        # A module made of several files, or one that existed before, replaces none of them.
         alone = len(new) == 1 == len(there) == sources[new[0]] and not _git("ls-files", new[0])
         if not mine.is_file():
             _stay_deleted(path, there, alone)
@@ -106,7 +106,7 @@ def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
             if _lines(mine) != _lines(base):
                 _merge(imports, path, now, mine, _lines(base))
         elif _lines(mine) != _lines(base):
-            has = f"{', '.join(there)} has what it had" if there else "nothing takes its place"
+            has = f"{', '.join(there)} has its contents" if there else "nothing replaces it"
             _say(f"{path}, which you edited, is gone; your file is {_old(path, mine)}, and {has}")
     for file in sorted((kept / "ignored").rglob("*")):
         path = str(file.relative_to(kept / "ignored"))
@@ -121,16 +121,16 @@ def carry(package: str, table: dict[str, dict[str, str]], kept: Path) -> None:
             _name(problems, file)
             if result != data:
                 file.write_bytes(result)
-                _say(f"{file}: its imports follow the modules that moved")
+                _say(f"{file}: its imports now name the new modules")
 
 
 def _keep_ignored(imports: Imports, path: str, mine: Path, base: Path) -> None:
-    """Undo what Copier did to a file that git ignores: it overwrites or deletes it."""
+    """Restore a file that git ignores, after Copier overwrote or deleted it."""
     now = Path(path)
     if not now.is_file():
         now.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(mine, now)
-        _say(f"{path}, which git ignores, is as it was: the update deleted it")
+        _say(f"{path}, which git ignores, is restored: the update deleted it")
     elif _lines(mine) == _lines(now):
         return
     elif not base.is_file():
@@ -140,14 +140,14 @@ def _keep_ignored(imports: Imports, path: str, mine: Path, base: Path) -> None:
 
 
 def _merge(imports: Imports, path: str, new: Path, mine: Path, base: bytes) -> None:
-    """Merge the user's edits of a file into the one that took its place."""
+    """Merge the user's edits of a file into its new file."""
     was, told = imports.rewrite(base, Path(path), new)
-    # All ends of lines are git's, and at the end the user's.
+    # Merge with LF line endings; the result gets those of the user's file.
     edited, problems = imports.rewrite(_lines(mine), Path(path), new)
     known = [problem[1:] for problem in told]
     _name([(0, *each[1:]) for each in problems if each[1:] not in known], new)
     sides = (edited, was, _lines(new))
-    says = f"which you edited, is now {new}" if path != str(new) else "which git ignores, is new"
+    says = f"which you edited, is now {new}" if path != str(new) else "which git ignores, is merged"
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(number)) for number in range(3)]
         for file, side in zip(files, sides, strict=True):
@@ -155,7 +155,7 @@ def _merge(imports: Imports, path: str, new: Path, mine: Path, base: bytes) -> N
         labels = [word for label in LABELS for word in ("-L", label)]
         command = ["git", "merge-file", "-p", *labels, *map(str, files)]
         done = subprocess.run(command, capture_output=True)
-        if done.returncode > 127:  # not the number of conflicts: git could not
+        if done.returncode > 127:  # an error; smaller codes count conflicts
             _say(f"{path}, {says}; git can't merge them: your file is {_old(path, mine)}")
             return
         if done.returncode and path != str(new):
@@ -167,7 +167,7 @@ def _merge(imports: Imports, path: str, new: Path, mine: Path, base: bytes) -> N
 
 
 def _mark_unmerged(file: Path, hashes: list[str]) -> None:
-    """Tell git's index of a conflict, so that `git status` says UU."""
+    """Record a conflict in git's index, so that `git status` shows UU."""
     shown = f"{_git('rev-parse', '--show-prefix')}{file.as_posix()}"
     stages = zip((2, 1, 3), hashes, strict=True)
     mode = "100755" if _executable(file) else "100644"
@@ -177,16 +177,16 @@ def _mark_unmerged(file: Path, hashes: list[str]) -> None:
 
 
 def _stay_deleted(path: str, there: list[str], alone: bool) -> None:
-    """Delete what took the place of a file that the user had deleted, and of no other file."""
+    """Delete the new file of a file that the user had deleted, if it replaces no other file."""
     if alone:
         Path(there[0]).unlink()
         _say(f"{path}, which you deleted or renamed, is now {there[0]}; it stays deleted")
     elif there:
-        _say(f"{path}, which you deleted or renamed, is gone; {', '.join(there)} has what it had")
+        _say(f"{path}, which you deleted or renamed, is gone; {', '.join(there)} has its contents")
 
 
 def _old(path: str, mine: Path) -> str:
-    """Keep the user's file under a name that no file has; say so."""
+    """Save the user's file under an unused name; return a text about it."""
     numbers = ["", *range(2, 100)]
     old = next(old for n in numbers if not (old := Path(f"{path}.old{n}")).exists())
     old.parent.mkdir(parents=True, exist_ok=True)  # other answers may lack the folder
@@ -201,7 +201,7 @@ def _name(problems: list[Problem], file: Path) -> None:
 
 
 def _lines(path: Path) -> bytes:
-    """Return what a file has, with the ends of lines that git has."""
+    """Return the contents of a file, with LF line endings."""
     return path.read_bytes().replace(b"\r\n", b"\n")
 
 

@@ -66,7 +66,7 @@ def test_gpus_and_two_partitions(cluster: Cluster, tmp_path: Path) -> None:
         "#   main*   1-00:00:00  3 node(s)  16 CPUs  31 GiB  4 a100\n"
         "#   urgent  1-00:00:00  3 node(s)  16 CPUs  31 GiB  4 a100\n",
         "# default of a rank in main: 400 MiB\n",
-        "# the share of a CPU is 2000 MiB\n",
+        "# 2000 MiB are the share of a CPU\n",
         "# JobRequeue 1, PreemptType preempt/partition_prio, PreemptMode REQUEUE\n",
         "# jobs in urgent may stop jobs in main (mode REQUEUE, after 30 s)\n",
         "# sacctmgr does not answer: ask your site whether jobs need an account\n"

@@ -194,8 +194,8 @@ def test_a_module_that_took_in_others_stays_as_it_is(template: Path, tmp_path: P
     assert contents(project) == fresh | kept
     for name in kept:
         assert f"{name.removesuffix('.old')}, which you edited, is gone; your file" in done.stderr
-    gone = "which you deleted or renamed, is gone; src/demo/engine/checks.py has what"
-    assert f"src/demo/{olds[1]}, {gone} it had\n" in done.stderr
+    gone = "which you deleted or renamed, is gone; src/demo/engine/checks.py has its"
+    assert f"src/demo/{olds[1]}, {gone} contents\n" in done.stderr
 
 
 def test_files_that_git_ignores_are_not_lost(template: Path, tmp_path: Path) -> None:

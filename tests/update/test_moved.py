@@ -191,7 +191,7 @@ def test_an_unedited_project_becomes_a_fresh_render(old: Path, tmp_path: Path) -
     assert after == updated.fresh | own
     lines = [line for line in updated.said.splitlines() if line.startswith(("src/", "tests/"))]
     follow = {f"src/demo/{name}.py" for name in ("model", "data")}
-    assert {line.partition(": its imports follow")[0] for line in lines} == follow, lines
+    assert {line.partition(": its imports now name")[0] for line in lines} == follow, lines
     imports_work(project, "demo.data", "demo.model")
 
 
@@ -254,7 +254,7 @@ def test_imports_of_own_files_follow(edited: Updated) -> None:
     tests = (edited.project / "tests/test_ours.py").read_text()
     assert tests == "from demo.engine.errors import UsageError\n"
     for name in ("src/demo/ours.py", "src/demo/data.py", "tests/test_ours.py"):
-        assert f"{name}: its imports follow the modules that moved\n" in edited.said
+        assert f"{name}: its imports now name the new modules\n" in edited.said
     by_hand = "change this by hand\n"
     now = "is now Settings.parse of settings.py"
     assert f"src/demo/ours.py:8: parse of config {now}: {by_hand}" in edited.said
