@@ -22,7 +22,7 @@ from ..engine.run.description import describe_run
 from ..engine.run.run_lock import owner_of
 from ..engine.run.status import KINDS
 from ..settings import Settings
-from ..trackers import Backend, load, select
+from ..trackers import Backend, Run, load, select
 from ..trackers.dispatch import known_ids, note_id
 from . import program
 from .runs import find_runs
@@ -72,23 +72,36 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     Args:
         directory: the run folder.
         names: of the trackers; if none, those that the run was started with.
+
+    Raises:
+        OSError, UsageError: a file of the run can't be read; nothing was sent.
     """
+    from ..engine.checkpoint_files import Checkpoints
+    from ..engine.run.logging_setup import read_log
+
     if owner_of(directory):
         log.warning("%s trains right now, and sends by itself: sync it after its end", directory)
         return 0
     settings = dataclasses.replace(
         Settings.from_yaml(directory / "config.yaml"), run_dir=str(directory.absolute())
     )
-    state = read_json(directory / "status.json")
+    state, facts = read_json(directory / "status.json"), read_json(directory / "provenance.json")
     if state.get("status", "running") == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
+    lines, ids = read_lines(directory / "metrics.jsonl"), known_ids(directory, 0)
+    text, best = read_log(directory), Checkpoints(directory / "checkpoints").best()
+    run = describe_run(settings, facts, max((line["step"] for line in lines), default=0))
+    beside = directory.absolute().parent
+    if (beside / ".aim").exists() or (beside / "mlflow.db").exists():
+        # Not the folder that the settings name: the experiment may have been moved.
+        run = dataclasses.replace(run, store=beside)
     chosen = select(names or settings.trackers)
     if not chosen:
         log.warning("%s was started without a tracker: name some with --trackers", directory)
     failures = 0
     for name in chosen:
         try:
-            _send(directory, name, settings, state)
+            _send(name, dataclasses.replace(run, run_id=ids.get(name)), state, lines, text, best)
         except Exception as error:
             reason = without_secrets(f"{type(error).__name__}: {error}").splitlines()[0]
             log.error("%s: %s did not take it: %s", directory, name, reason)
@@ -100,32 +113,28 @@ def sync(directory: Path, names: Sequence[str]) -> int:
     return failures
 
 
-def _send(directory: Path, name: str, settings: Settings, state: Mapping[str, Any]) -> None:
-    """Send to one tracker what it lacks of a run."""
-    from ..engine.checkpoint_files import Checkpoints
-    from ..engine.run.logging_setup import read_log
-
+def _send(
+    name: str,
+    run: Run,
+    state: Mapping[str, Any],
+    lines: Sequence[dict[str, Any]],
+    text: str,
+    best: Path | None,
+) -> None:
+    """Send to one tracker what it lacks of a run: numbers, figures, the log, the checkpoint."""
+    directory, last, status = run.directory, run.resume_step, state.get("status", "running")
     module = load(name)
     if hasattr(module, "sync") and module.sync(directory):
         return
-    status, run_id = state.get("status", "running"), known_ids(directory, 0).get(name)
-    if status != "running" and run_id and name not in state.get("missed_by", ()):
+    if status != "running" and run.run_id and name not in state.get("missed_by", ()):
         log.info("%s: %s has it all", directory, name)
         return
-    lines = read_lines(directory / "metrics.jsonl")
-    last = max((line["step"] for line in lines), default=0)
-    run = describe_run(settings, read_json(directory / "provenance.json"), last)
-    run = dataclasses.replace(run, run_id=run_id)
-    beside = directory.absolute().parent
-    if (beside / ".aim").exists() or (beside / "mlflow.db").exists():
-        # Not the folder that the settings name: the experiment may have been moved.
-        run = dataclasses.replace(run, store=beside)
     backend = module.Tracker(run)
     note_id(directory, 0, name, backend.run_id)
-    count = fill(backend, run_id is not None, lines)
+    count = fill(backend, run.run_id is not None, lines)
     show_figures(backend, directory / "figures")
-    backend.log_text("log", read_log(directory), last)
-    if best := Checkpoints(directory / "checkpoints").best():
+    backend.log_text("log", text, last)
+    if best:
         backend.log_checkpoint(best, last)
     # A run that still has the status running was killed.
     backend.finish("failed" if status == "running" else status, state.get("error"))
