@@ -133,7 +133,7 @@ def test_the_tasks_of_an_array_are_runs_of_their_own(projects: dict[str, Project
     ("flag", "words"),
     [
         ("--world-size=4", "tasks of an array are jobs of their own, never ranks"),
-        ("--run-dir=runs/one", "each task of an array is a run of its own"),
+        ("--run-dir=runs/one", "each task of an array is a separate run"),
     ],
 )
 def test_the_tasks_of_an_array_are_not_ranks(

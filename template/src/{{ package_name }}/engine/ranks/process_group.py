@@ -41,9 +41,11 @@ def joined(settings: Settings) -> Iterator[World]:
     """
     ranks = Ranks.from_environment(os.environ)
     if settings.world_size not in (None, ranks.size):
+        array = ", and tasks of an array are jobs of their own, never ranks"
         raise UsageError(
             f"world_size is {settings.world_size}, but the launcher ({ranks.launcher}) gave "
-            f"{ranks.size} rank(s): change one of the two"
+            f"{ranks.size} rank(s){array if 'SLURM_ARRAY_TASK_ID' in os.environ else ''}: change "
+            "one of the two"
         )
     if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
         # The batch scripts set it. Without it, each rank would use all cores of the node.
