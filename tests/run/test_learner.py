@@ -624,7 +624,7 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     assert "network keeps its own initial values of: 2.weight, 2.bias" in job.log
     assert torch.equal(state(job)["networks"]["network"]["0.weight"], theirs["0.weight"])
 
-    check_error(train(learners, tmp_path / "none", 1, "--freeze", "9.*"), "freeze '9.*' fits no")
+    check_error(train(learners, tmp_path / "none", 1, "--freeze", "9.*"), "freeze '9.*' matches no")
     torch.save([1], tmp_path / "list.pt")
     wrong = train(learners, tmp_path / "none", 1, f"--init-from={tmp_path}/list.pt")
     check_error(wrong, "list.pt has no weights: give a run folder")
