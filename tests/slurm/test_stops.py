@@ -136,7 +136,7 @@ def test_sharded_networks_and_four_ranks_come_back_from_preemption(
     folder = job.run_dir / "checkpoints"
     if strategy == "fsdp":
         shards = [path.name for path in (folder / "step-00000150.shards").iterdir()]
-        assert sorted(shards) == ["__0_0.distcp", "__1_0.distcp", "list.zip"]
+        assert sorted(shards) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     check_checkpoints(folder)
 
 

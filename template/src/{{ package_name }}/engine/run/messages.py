@@ -42,7 +42,7 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
     if state["world_size"] != world.size:
         log.warning(
             "the checkpoint was saved by %d rank(s), this run has %d: it resumes at the same "
-            "sample of the epoch, but its results will differ slightly",
+            "sample of the epoch, but not bit for bit as without the stop",
             state["world_size"],
             world.size,
         )
