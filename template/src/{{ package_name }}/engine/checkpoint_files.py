@@ -73,11 +73,18 @@ class Checkpoints:
         Raises:
             UsageError: one can't be read, or has no digests. It need not be damaged.
         """
-        for path in map(self.path, self.steps()):
+        tried: set[int] = set()
+        # Listed again each time: a node may see an old listing of a shared folder, whose
+        # checkpoints another node has removed since, and saved newer ones.
+        while left := [step for step in self.steps() if step not in tried]:
+            tried.add(left[0])
+            path = self.path(left[0])
             fault = find_fault(path)
             if not fault:
                 return path
-            if path.exists() and not digest_file(path).exists():
+            if not path.exists():
+                continue
+            if not digest_file(path).exists():
                 raise UsageError(
                     f"{path} has no {digest_file(path).name}: bring that file back, or give "
                     f"--resume {path} and another --run-dir"
