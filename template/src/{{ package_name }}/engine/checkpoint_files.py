@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -149,9 +149,9 @@ class Checkpoints:
         new = [*digests]
 
         def content(file: BinaryIO) -> None:
-            torch.save(state, file)
-            file.flush()
-            new.append(digest_line(Path(file.name), path.name))
+            hashed = _Hashed(file)
+            torch.save(state, cast("BinaryIO", hashed))
+            new.append(f"{hashed.digest.hexdigest()}  {path.name}")
             write_atomically(digest_file(path), "\n".join((*new, *old, "")))
 
         write_atomically(path, content)
@@ -172,6 +172,23 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             elif old or path.suffix == ".tmp":
                 path.unlink(missing_ok=True)
+
+
+class _Hashed:
+    """A file whose content is hashed while it is written.
+
+    A shared disk may show late what was written, so a digest of the file itself may be wrong.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def shards_of(path: Path) -> Path:
