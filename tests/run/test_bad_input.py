@@ -106,11 +106,11 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
     [
         (
             "images, labels = images[rank:], labels[rank:]",
-            "training set has 14999 samples on rank 1, and from ",
+            "training set has 14999 samples on rank 1, but ranks have from ",
         ),
         (
             "test.images, test.labels = test.images[rank:], test.labels[rank:]",
-            "test set has 1000 samples on rank 1, and from ",
+            "test set has 1000 samples on rank 1, but ranks have from ",
         ),
         ("test.images, test.labels = test.images[:0], test.labels[:0]", "test set has no samples"),
     ],
