@@ -177,7 +177,7 @@ def test_rank_0_logs_or_all_do(launch: Launch) -> None:
     quiet = launch(2, "--max-steps=2", name="quiet")
     assert "[rank 0]" in quiet.log and "[rank 1]" not in quiet.log
     loud = launch(2, "--max-steps=2", "--log-all-ranks", name="loud")
-    assert "[rank 1] run folder" in loud.log
+    assert "[rank 1] settings from" in loud.log
 
 
 def test_a_log_file_has_plain_lines(launch: Launch) -> None:
