@@ -161,7 +161,7 @@ def as_run(folder: Path, content: bytes) -> None:
     from demo.engine.checkpoint_files import Checkpoints
     from demo.engine.errors import UsageError
     from demo.settings import Settings
-    from demo.tools import runs, sync
+    from demo.tools import runs
     from demo.tools.plot import curves
     from demo.trackers.dispatch import known_ids
 
@@ -170,8 +170,8 @@ def as_run(folder: Path, content: bytes) -> None:
     (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "time": 2.0}\n' + content)
     (folder / "best").write_bytes(content)
     runs.survey(runs.find_runs([folder]), time.time())
-    curves.labels(curves.load([folder]))
-    assert sync.read_json(folder / "status.json") == known_ids(folder, 0) == {}
+    curves.load([folder])
+    assert known_ids(folder, 0) == {}
     assert Checkpoints(folder).best() is None
     with suppress(UsageError):
         Settings.from_yaml(folder / "config.yaml")
@@ -209,7 +209,6 @@ def test_no_tag_of_yaml_runs_code(project: Path, beside: Path, tag: str) -> None
 
 
 STEP = "checkpoints/step-00000001.pt"
-PICTURE = "figures/test-predictions-00000001.png"
 NOBODY = 65534
 
 
@@ -349,37 +348,6 @@ def test_a_file_of_any_size_is_not_read_into_memory(run: Path, name: str) -> Non
         if name != "log.txt":  # of which the end is taken
             with pytest.raises((UsageError, OSError), match=r"it has more than \d+ bytes"):
                 read(run)
-
-
-@pytest.mark.parametrize("spoil", [a_pipe, a_link, "a folder", "large"])
-def test_a_picture_is_one_of_the_run(
-    run: Path,
-    beside: Path,
-    spoil: Callable[[Path, Path], None] | str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from demo.tools import sync
-
-    shown: list[str] = []
-
-    class Kept:
-        def log_image(self, name: str, image: object, step: int) -> None:
-            shown.append(name)
-
-    names = sorted(path.name for path in (run / "figures").glob("*.png"))
-    sync.show_figures(Kept(), run / "figures")
-    assert len(shown) == len(names) and Path(PICTURE).name in names
-    shutil.copytree(run / "figures", beside / "mine")
-    if spoil == "a folder":
-        shutil.rmtree(run / "figures")
-        (run / "figures").symlink_to(beside / "mine")
-    elif spoil == "large":
-        monkeypatch.setattr(sync, "MOST_PIXELS", 100)
-    elif callable(spoil):
-        spoil(run / PICTURE, beside / "mine" / Path(PICTURE).name)
-    shown.clear()
-    sync.show_figures(Kept(), run / "figures")
-    assert "test/predictions" not in shown
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_training_goes_on_without_a_tracker_that_fails_and_sync_makes_up_for_it(
 
     still = command(project, "sync", str(job.run_dir))
     assert still.returncode == 1
-    assert "tensorboard did not take it: FileExistsError" in still.stderr
+    assert "tensorboard could not start and is off (FileExistsError" in still.stderr
     blocker.unlink()
     done = command(project, "sync", str(job.run_dir))
     assert done.returncode == 0, done.stderr
@@ -256,7 +256,6 @@ def test_training_goes_on_without_a_tracker_that_fails_and_sync_makes_up_for_it(
     logged = {line["step"]: line["train/loss"] for line in job.metrics() if "train/loss" in line}
     shown = {event.step: event.value for event in events.Scalars("train/loss")}
     assert shown == pytest.approx(logged)
-    assert len(events.Images("test/predictions")) == 1
     # Nothing is left to send.
     assert "tensorboard has it all" in command(project, "sync", str(tmp_path)).stderr
     events = tensorboard(blocker)

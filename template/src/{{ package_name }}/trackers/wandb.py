@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import wandb
 
-from ..engine.errors import without_secrets
+from ..engine.errors import UsageError, without_secrets
 from ..engine.run.status import Status
 from . import Backend, History, Run
 
@@ -135,16 +135,16 @@ def sync(directory: Path) -> bool:
     """Send the files of all attempts of a run; return False if there are no files.
 
     Raises:
-        RuntimeError: there is no key, W&B can't be reached, or the run is another user's.
+        UsageError: there is no key, W&B can't be reached, or the run is another user's.
     """
     attempts = sorted(str(path) for path in directory.glob("wandb*/*run-*") if path.is_dir())
     attempts += sorted(str(path) for path in directory.glob("wandb-rank*/wandb/*run-*"))
     if not attempts:
         return False
     if any(os.lstat(attempt).st_uid != os.getuid() for attempt in attempts):
-        raise RuntimeError("another user's run may name any of your files: let its owner sync")
+        raise UsageError("another user's run may name any of your files: let its owner sync")
     if not os.environ.get("WANDB_API_KEY"):
-        raise RuntimeError("WANDB_API_KEY is not set: put it into .env")
+        raise UsageError("WANDB_API_KEY is not set: put it into .env")
     command = [sys.executable, "-m", "wandb", "sync", *attempts]
     done = subprocess.run(
         command,
@@ -157,7 +157,7 @@ def sync(directory: Path) -> bool:
     for line in done.stdout.splitlines():
         log.info("%s", line)
     if done.returncode:
-        raise RuntimeError(f"wandb sync ended with exit code {done.returncode}")
+        raise UsageError(f"wandb sync ended with exit code {done.returncode}")
     return True
 
 
