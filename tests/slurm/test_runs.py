@@ -8,9 +8,9 @@ from .jobs import Job, Project
 def told(project: Project, job: Job, later: int) -> dict[str, str]:
     """Return what `runs` would say on the login node some seconds from now."""
     code = (
-        "import dataclasses, json, pathlib, sys, time; from demo.tools.runs import survey\n"
+        "import json, pathlib, sys, time; from demo.tools.runs import survey\n"
         "(run,) = survey([pathlib.Path(sys.argv[1])], time.time() + int(sys.argv[2]))\n"
-        "print(json.dumps(dataclasses.asdict(run)))"
+        "print(json.dumps({'status': run.status, 'note': run.note, 'job': run.state['job']}))"
     )
     python = project.root / ".venv" / "bin" / "python"
     done = project.cluster.run(str(python), "-c", code, str(job.run_dir), str(later))

@@ -145,8 +145,8 @@ def in_range(value: object) -> bool:
     return not isinstance(value, int | float) or abs(value) < 1e300
 
 
-def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl, or of its last bytes; none if there is no such file.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl; none if there is no such file.
 
     Incomplete lines are left out: one that is being written, or was when the disk was full.
 
@@ -154,7 +154,7 @@ def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]
         OSError: it can't be read.
     """
     try:
-        content = read_bytes(path, last_bytes or MOST_METRICS, last=last_bytes is not None)
+        content = read_bytes(path, MOST_METRICS)
     except FileNotFoundError:
         return []
     lines = []
