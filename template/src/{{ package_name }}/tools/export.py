@@ -1,19 +1,14 @@
-"""Writes a trained network as a file of torch.export or ONNX: `python -m <package> export RUN_DIR`.
-
-Other programs can run that file without this project.
-"""
+"""Writes a trained network as a graph in a file: `python -m <package> export RUN_DIR`."""
 
 import dataclasses
 import logging
 import warnings
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
-from torch import nn
 
 from .. import data
 from ..engine.config import read_flags
@@ -46,14 +41,12 @@ def main(argv: Sequence[str]) -> int:
     """Write the file; return 0.
 
     Raises:
-        UsageError: a flag or a package is wrong, the file can't be written, or torch can't make a
-            graph of the network.
+        UsageError: a flag is wrong, the file can't be written, or torch can't make a graph of the
+            network.
     """
     flags = read_flags(Flags, argv, program("export"))
     if flags.output.suffix not in (".pt2", ".onnx"):
         raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
-    if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise UsageError("ONNX needs two more packages: pip install onnx onnxscript")
     trained = model_class().load(flags.run, which=flags.checkpoint)
     network = trained.networks
     if isinstance(network, dict):
@@ -62,34 +55,22 @@ def main(argv: Sequence[str]) -> int:
         network = network[flags.network]
     datasets = data.load(for_use(trained.settings, "cpu", flags.data_dir))
     inputs = trained.learner.inputs(trained.example(datasets.test, 2))
+    # The graph takes batches of any size.
+    auto = torch.export.Dim.AUTO
+    sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
     try:
-        write(network, inputs, flags.output)
-    except OSError as error:
-        raise UsageError(f"can't write {flags.output}: {error.strerror}") from None
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # about future changes of torch
+            graph = torch.export.export(network, inputs, dynamic_shapes=sizes)
+            if flags.output.suffix == ".onnx":
+                torch.onnx.export(graph, f=str(flags.output), verbose=False)
+            else:
+                torch.export.save(graph, flags.output)
     except Exception as error:  # torch.export does not document what it raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"torch can't make a graph of the network ({reason}): let inputs in model.py return "
-            "the arguments of its forward, or load it with Model.load instead"
+            f"can't write {flags.output} ({reason}): if torch can't make a graph of the network, "
+            "let inputs in model.py return the arguments of its forward, or use Model.load instead"
         ) from None
     log.info("the network of step %d is in %s", trained.step, flags.output)
     return 0
-
-
-def write(network: nn.Module, inputs: tuple[Any, ...], path: Path) -> None:
-    """Write a network as a graph that takes batches of any size.
-
-    Args:
-        network: in evaluation mode, on the CPU.
-        inputs: the arguments of its forward, for two samples.
-        path: ends in .pt2 or .onnx.
-    """
-    auto = torch.export.Dim.AUTO
-    sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # about future changes of torch
-        graph = torch.export.export(network, inputs, dynamic_shapes=sizes)
-        if path.suffix == ".onnx":
-            torch.onnx.export(graph, f=str(path), verbose=False)
-        else:
-            torch.export.save(graph, path)

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from .. import data
@@ -29,8 +29,6 @@ from . import program
 
 log = logging.getLogger(__name__)
 
-Split = Literal["train", "validation", "test"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
@@ -41,13 +39,12 @@ class Flags:
 
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
-    split: Split = "test"
+    split: Literal["train", "validation", "test"] = "test"
     """which dataset of data.py"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     output: Path | None = None
-    """file to write; else predictions-SPLIT.jsonl in the run folder, or beside the checkpoint if
-    that is in no run folder"""
+    """file to write; else predictions-SPLIT.jsonl in the run folder or beside the checkpoint"""
     data_dir: str | None = None
     """folder of the dataset's files; else that of the run"""
     batch_size: int | None = None
@@ -75,18 +72,21 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(dataset, IterableDataset):
             raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")
         lines = predictions(trained, dataset, flags.batch_size or settings.test_batch_size, world)
-        encoded = (_encode(line) for line in lines)
-        if world.is_main:
-            _write(output, encoded)
-            log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
-        else:
-            for _ in encoded:
-                pass
+        try:
+            if world.is_main:
+                write_atomically(output, lambda file: file.writelines(lines))
+                log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
+            else:
+                list(lines)  # rank 0 gets them
+        except OSError as error:
+            raise UsageError(f"can't write {output}: {error.strerror}; change --output") from None
     return 0
 
 
-def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
-    """Yield `describe` of each sample's prediction, in the order of the samples.
+def predictions(
+    trained: Trained, dataset: Dataset, batch_size: int, world: World
+) -> Iterator[bytes]:
+    """Yield `describe` of each sample's prediction as a line of JSON, in the order of the samples.
 
     All ranks must iterate, and only rank 0 gets the predictions. The ranks predict a batch each in
     turn, so that rank 0 holds no more than a batch of each rank.
@@ -98,10 +98,9 @@ def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: Worl
     seed_generators(derive("predictions", trained.settings.seed, world.rank, trained.step))
     mine = range(world.rank, length, world.size)
     batches = evaluation_batches(dataset, mine, batch_size, trained.settings.workers)
-    for number in range(math.ceil(len(range(0, length, world.size)) / batch_size)):
-        rows: list[Any] = []
-        samples = min(batch_size, len(mine) - number * batch_size)
-        if samples > 0:
+    for start in range(0, len(range(0, length, world.size)), batch_size):
+        rows: list[bytes] = []
+        if samples := len(mine[start : start + batch_size]):
             found = trained.predict(next(batches))
             try:
                 parts = list(nested.split_samples(found, samples))
@@ -110,26 +109,8 @@ def predictions(trained: Trained, dataset: Dataset, batch_size: int, world: Worl
                     f"predict in model.py returned no row for each of {samples} samples: return "
                     "tensors whose first dimension is the batch"
                 ) from None
-            rows = [trained.learner.describe(each) for each in parts]
+            described = [trained.learner.describe(each) for each in parts]
+            rows = [json.dumps(each, default=Tensor.tolist).encode() + b"\n" for each in described]
         gathered = world.gather_on_main(rows)
         for turn in range(batch_size):
             yield from (each[turn] for each in gathered if turn < len(each))
-
-
-def _encode(line: Any) -> bytes:  # noqa: ANN401 - whatever `describe` returned
-    try:
-        return json.dumps(line).encode() + b"\n"
-    except TypeError as error:
-        raise UsageError(
-            f"describe in model.py returned what JSON can't hold ({error}): return numbers, texts, "
-            "lists or dictionaries"
-        ) from None
-
-
-def _write(path: Path, lines: Iterator[bytes]) -> None:
-    try:
-        write_atomically(path, lambda file: file.writelines(lines))
-    except OSError as error:
-        raise UsageError(
-            f"can't write {path}: {error.strerror}; choose another with --output"
-        ) from None
