@@ -222,10 +222,10 @@ def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_pa
 @pytest.mark.parametrize(
     ("first", "then", "complaint"),
     [
-        ("validation/loss minimize", "x minimize", "was begun to minimize validation/loss"),
-        ("", "validation/accuracy minimize", "was begun to maximize validation/accuracy"),
+        ("validation/loss minimize", "x minimize", "was started to minimize validation/loss"),
+        ("", "validation/accuracy minimize", "was started to maximize validation/accuracy"),
         ("x", "", "--metric and --direction belong together: give both, or neither"),
-        ("x maximize", "", "has no 'x': set --metric to what it has of each validation: vali"),
+        ("x maximize", "", "has no 'x': set --metric to a metric that it has: vali"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_named(

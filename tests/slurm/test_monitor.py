@@ -180,9 +180,9 @@ def test_a_run_of_another_node_is_on_every_page(project: Project) -> None:
     assert fetch(project, alone, "/data/runs") == ["."]
     (run.parent / "other").mkdir()
     said = monitor(project, "view", "runs/seen/other", "mlflow", code=1)
-    assert "error: mlflow has nothing of that run: it was logged to no tracker" in said
+    assert "error: mlflow does not have that run: it was logged to no tracker" in said
     said = monitor(project, "view", "runs/seen", code=1)
-    assert f"these are {project.root}/runs/EXPERIMENT/RUN" in said
+    assert f"name one in {project.root}/runs/EXPERIMENT" in said
 
     monitor(project, "stop")
     check_gone(project, *servers.values(), alone)
@@ -292,7 +292,7 @@ def test_stop_ends_its_own_jobs_alone(project: Project) -> None:
     one, two = sorted(records(project), key=lambda record: record["experiment"])
     assert fetch(project, one, "/data/runs") == fetch(project, two, "/data/runs") == []
     said = monitor(project, "start", "tensorboard", "--experiment=two", "--listen=loopback", code=1)
-    assert "listens to a socket already" in said
+    assert "runs with --listen socket" in said
 
     # Another job of the same name, even under the number of a server that is gone.
     sleep = ("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1000")
@@ -351,9 +351,9 @@ def test_a_job_that_waits_says_why(project: Project) -> None:
     with ThreadPoolExecutor(4) as pool:
         all_said = list(pool.map(lambda _: start(), range(4)))
     (record,) = records(project)
-    assert sum("is there already" in said for said in all_said) == 3
+    assert sum("runs already" in said for said in all_said) == 3
     for said in all_said:
-        assert "waits (BeginTime)" in said and f"job {record['job']} stays as it is" in said
+        assert "waits (BeginTime)" in said and f"job {record['job']} stays in the queue" in said
     assert "pending (BeginTime)" in monitor(project, "status")
     assert "has not started" in monitor(project, "logs")
     assert queue(project) == {record["job"]}
@@ -365,15 +365,15 @@ def test_a_job_that_waits_says_why(project: Project) -> None:
     ("words", "error"),
     [
         ("start grafana", "there is no server 'grafana': this project has "),
-        ("start tensorboard --listen=node", "tensorboard can't listen to node"),
+        ("start tensorboard --listen=node", "tensorboard does not support --listen node"),
         ("start mlflow --certificate=README.md", "TLS is for aim-server and mlflow on a port"),
         (
             "start mlflow --listen=node --certificate=README.md",
-            "TLS needs the files of --certificate and --key",
+            "TLS needs both --certificate and --key",
         ),
         ("start tensorboard -- --partition=nowhere", "sbatch failed: .*nowhere"),
-        ("restart", "there is none to restart"),
-        ("serve aim", "serve is what the jobs run"),
+        ("restart", "there is no server to restart"),
+        ("serve aim", "only the jobs of servers run serve"),
         ("logs", "no server runs"),
     ],
 )

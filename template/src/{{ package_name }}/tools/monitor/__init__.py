@@ -1,6 +1,6 @@
-"""Servers of the trackers as Slurm jobs: `python -m <package> monitor ACTION [SERVER...]`.
+"""Runs the trackers' servers as Slurm jobs: `python -m <package> monitor ACTION [SERVER...]`.
 
-Which servers run is read from Slurm's queue and from the records that their jobs write.
+It finds running servers by Slurm's queue and by the records that their jobs write.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     """Run an action; return 0, the server's exit code, or 130 after Ctrl-C.
 
     Raises:
-        UsageError: the project has no such server, a flag does not fit the server, a job ended
+        UsageError: the project has no such server, the server does not support a flag, a job ended
             before its server answered, or Slurm does not answer.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)

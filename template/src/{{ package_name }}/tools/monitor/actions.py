@@ -19,7 +19,7 @@ from .submission import POLL, log_of, own, show, submitted, tail
 
 
 def start(flags: Flags, options: Sequence[str]) -> int:
-    """Submit the servers that do not run yet, and wait until all of them answer."""
+    """Submit the servers that do not run yet, and wait until all servers answer."""
     records = open_records(flags)
     experiment = flags.experiment or settings().experiment
     names = flags.names or [name for name in available() if name != "aim-server"]
@@ -43,16 +43,16 @@ def stop(flags: Flags, _options: Sequence[str]) -> int:
         records.remove(record.job)
         say(f"{record.title}, job {record.job}: stopped")
     if not chosen:
-        say("there is none to stop")
+        say("there is no server to stop")
     return 0
 
 
 def restart(flags: Flags, options: Sequence[str]) -> int:
-    """Stop servers and start them again; without `--listen`, they listen as before."""
+    """Stop servers and start them again. Without `--listen`, they listen as before."""
     records = open_records(flags)
     chosen = matching(records, flags)
     if not chosen:
-        raise UsageError("there is none to restart: 'monitor start' starts them")
+        raise UsageError("there is no server to restart: run 'monitor start'")
     stop(flags, options)
     found = []
     for old in chosen:
@@ -105,7 +105,7 @@ def url(flags: Flags, _options: Sequence[str]) -> int:
         each for each in matching(open_records(flags), flags) if each.node and own(each, queue)
     ]
     if not found:
-        raise UsageError("no server answers: 'monitor status' lists them, 'monitor start' starts")
+        raise UsageError("no server answers: see 'monitor status', or run 'monitor start'")
     say("\n\n".join(record.directions(socket.gethostname()) for record in found))
     return 0
 
@@ -114,9 +114,9 @@ def logs(flags: Flags, _options: Sequence[str]) -> int:
     """Print the end of the servers' logs; with `--follow`, also the lines that are added."""
     chosen = matching(open_records(flags), flags)
     if not chosen:
-        raise UsageError("no server runs; what those said that ended is in logs/")
+        raise UsageError("no server runs: see logs/ for the logs of servers that have ended")
     if flags.follow and len(chosen) > 1:
-        raise UsageError(f"--follow shows one log, and there are {len(chosen)} servers: name one")
+        raise UsageError(f"--follow shows one log, but {len(chosen)} servers run: name one")
     for record in chosen:
         say(f"==> {record.log}\n{tail(record.log)}")
     if flags.follow:
@@ -127,16 +127,18 @@ def logs(flags: Flags, _options: Sequence[str]) -> int:
 def view(flags: Flags, options: Sequence[str]) -> int:
     """Open one run: TensorBoard over it alone, or its page in the experiment's Aim or MLflow."""
     if len(flags.names) not in (1, 2):
-        raise UsageError("view takes the folder of a run and perhaps a server: view RUN_DIR aim")
+        raise UsageError(
+            "view takes the folder of a run, and optionally a server: view RUN_DIR aim"
+        )
     run_dir = Path(flags.names[0]).absolute()
     root = run_root(flags)
     if run_dir.parent.parent != root or not run_dir.is_dir():
-        raise UsageError(f"{run_dir} is not the folder of a run: these are {root}/EXPERIMENT/RUN")
+        raise UsageError(f"{run_dir} is not the folder of a run: name one in {root}/EXPERIMENT")
     ids = run_ids(run_dir)
     names = flags.names[1:] or [name for name in available() if name in ids]
     if not names or (server(names[0]) and names[0] not in ids):
         raise UsageError(
-            f"{names[0] if names else 'no server of this project'} has nothing of that run: it was "
+            f"{names[0] if names else 'no server of this project'} does not have that run: it was "
             f"logged to {', '.join(ids) or 'no tracker'}"
         )
     name = names[0]
@@ -153,7 +155,7 @@ def view(flags: Flags, options: Sequence[str]) -> int:
 def serve(flags: Flags, _options: Sequence[str]) -> int:
     """Run the server of this job."""
     if "SLURM_JOB_ID" not in os.environ or len(flags.names) != 1:
-        raise UsageError("serve is what the jobs run, for one server: use 'monitor start'")
+        raise UsageError("only the jobs of servers run serve: use 'monitor start'")
     (name,) = flags.names
     job, job_name = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NAME"]
     record = Record(
@@ -184,7 +186,7 @@ def run_root(flags: Flags) -> Path:
 
 
 def open_records(flags: Flags) -> Records:
-    """Return the records below the run root; this must be the project's root."""
+    """Return the records in the run root; check that this is the project's root."""
     available()
     return Records(run_root(flags))
 
@@ -220,6 +222,6 @@ def follow(record: Record) -> None:
                 time.sleep(POLL)
             say(file.read(), end="")
     except FileNotFoundError:
-        raise UsageError(f"job {record.job} has not started: 'monitor status' tells why") from None
+        raise UsageError(f"job {record.job} has not started: see 'monitor status'") from None
     except KeyboardInterrupt:
         return

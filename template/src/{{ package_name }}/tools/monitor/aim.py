@@ -1,4 +1,4 @@
-"""Aim's pages. They have no login, and can delete runs: keep them on the Unix socket."""
+"""Aim's pages. They have no login and can delete runs, so keep them on the Unix socket."""
 
 import sys
 
@@ -9,7 +9,7 @@ PAGE = "/"
 
 
 def command(endpoint: Endpoint, *words: str) -> list[str]:
-    """Return a command of Aim's over the experiment's repository, which is made if need be."""
+    """Return a command of Aim for the experiment's repository; create it if there is none."""
     from ...trackers.aim import repository
 
     code = "import sys; from aim.cli.cli import cli_entry_point; sys.exit(cli_entry_point())"
@@ -17,7 +17,7 @@ def command(endpoint: Endpoint, *words: str) -> list[str]:
 
 
 def launch(endpoint: Endpoint) -> Launch:
-    """Return what starts Aim's pages."""
+    """Return the command line of Aim's pages."""
     listen = [f"--host={endpoint.address}", f"--port={endpoint.record.port}"]
     if endpoint.record.socket:
         listen = [f"--uds={endpoint.record.socket}"]

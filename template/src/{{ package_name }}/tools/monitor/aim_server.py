@@ -8,7 +8,7 @@ PAGE = "/status/"
 
 
 def launch(endpoint: Endpoint) -> Launch:
-    """Return what starts the server, with TLS where there is a certificate."""
+    """Return the command line of the server, with TLS if there is a certificate."""
     record = endpoint.record
     command = aim.command(endpoint, "server", f"--host={endpoint.address}", f"--port={record.port}")
     if record.certificate:

@@ -1,4 +1,4 @@
-"""Where a server listens and what it serves, and how it is started there."""
+"""The address of a server, what it serves, and its command line."""
 
 import dataclasses
 from pathlib import Path
@@ -8,12 +8,12 @@ from .records import Record
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where a server runs, and what it serves.
+    """The address of a server, and what it serves.
 
     Args:
         record: with the node and the port.
-        folder: of the experiment, absolute.
-        address: to bind to, with the record's port, unless the record names a Unix socket.
+        folder: the folder of the experiment, absolute.
+        address: the address to bind to, unless the record names a Unix socket.
         private: a folder of this job on its node, which only the user may enter.
     """
 

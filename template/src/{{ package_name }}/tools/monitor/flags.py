@@ -13,19 +13,19 @@ from .records import Listen
 class Flags:
     """Start the trackers' servers as Slurm jobs, and print how to open their pages.
 
-    start, stop, restart: submit jobs and wait until the servers answer; cancel jobs; both.
+    start, stop, restart: submit jobs and wait until the servers answer; cancel jobs; do both.
     status, url, logs: list the servers; print how to open them; print the end of their logs.
-    view RUN_DIR [SERVER]: open one run, in a TensorBoard of its own or on its page.
+    view RUN_DIR [SERVER]: open one run, in a separate TensorBoard or on its page.
     Options after -- go to sbatch: monitor start aim -- --time=8:00:00
     """
 
     action: tyro.conf.Positional[
         Literal["start", "stop", "restart", "status", "url", "logs", "view", "serve"]
     ]
-    """what to do; only the jobs themselves use serve"""
+    """what to do; only the servers' jobs use serve"""
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """servers, named as the scripts in slurm/monitoring; else all (with start: all that have
-    pages)"""
+    """servers, with the names of the scripts in slurm/monitoring; else all (with start: all that
+    have pages)"""
     run_root: Path | None = None
     """folder of all experiments; else that of configs/train.yaml"""
     experiment: str | None = None
@@ -33,8 +33,8 @@ class Flags:
     run: str = ""
     """with start and serve: show only this run of the experiment"""
     listen: Listen | None = None
-    """socket: a Unix socket that only you may open; loopback: a port that all users of the node
-    reach; node: a port that other nodes reach, to log to. Else the first that the server can"""
+    """socket: a Unix socket that only you can open; loopback: a port for all users of the node;
+    node: a port for other nodes, whose jobs log to it; else the first that the server supports"""
     certificate: Path | None = None
     """file of a certificate for the names of the nodes, for TLS on a port"""
     key: Path | None = None

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from ...engine.errors import UsageError
 from ...engine.ranks.slurm_commands import ask
 
-PAUSES = (2, 5, 15, 0)  # seconds between attempts: Slurm's controller may be too busy to answer
+PAUSES = (2, 5, 15, 0)  # seconds between attempts: Slurm's controller may be busy
 
 
 class Job(NamedTuple):
-    """A line of squeue; `left` is the time that the job has, `reason` why it waits."""
+    """A line of squeue; `left` is the job's remaining time, `reason` is why it waits."""
 
     id: str
     state: str
@@ -22,14 +22,14 @@ class Job(NamedTuple):
 
 
 def queue() -> dict[str, Job]:
-    """Return this user's jobs by id, including those that are just ending.
+    """Return this user's jobs by id, including those that are about to end.
 
     Raises:
-        UsageError: Slurm does not answer, several times.
+        UsageError: Slurm does not answer any attempt.
     """
     for pause in PAUSES:
         try:
-            # The name goes last: it alone may hold a bar.
+            # The name comes last, since only it may contain a bar.
             lines = ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%L|%r|%j").splitlines()
         except UsageError:
             if not pause:
@@ -44,7 +44,7 @@ def submit(options: Sequence[str], script: str, arguments: Sequence[str]) -> str
     """Submit a batch script, and return the job's id.
 
     Raises:
-        UsageError: Slurm refuses it; with its own words.
+        UsageError: Slurm refuses it; the message is Slurm's.
     """
     return ask("sbatch", "--parsable", *options, script, *arguments).strip().partition(";")[0]
 

@@ -14,7 +14,7 @@ PAGE = "/health"
 
 
 def launch(endpoint: Endpoint) -> Launch:
-    """Return what starts the server, over the experiment's database, which is made if need be.
+    """Return the command line of the server; create the experiment's database if there is none.
 
     Raises:
         UsageError: a package that MLflow's login needs is missing.
@@ -25,7 +25,7 @@ def launch(endpoint: Endpoint) -> Launch:
     command = [sys.executable, "-m", "mlflow", "server", f"--host={endpoint.address}"]
     command += [f"--port={record.port}", f"--backend-store-uri={database(endpoint.folder)}"]
     command += [f"--artifacts-destination={(endpoint.folder / 'mlartifacts').as_uri()}"]
-    # With one worker and without its job runner, MLflow starts in seconds and takes 0.5 GB.
+    # With one worker and without its job runner, MLflow starts in seconds and uses 0.5 GB.
     command += ["--workers=1"]
     env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     if record.socket:
@@ -33,9 +33,9 @@ def launch(endpoint: Endpoint) -> Launch:
 
     if not find_spec("flask_wtf"):
         raise UsageError(
-            "MLflow's login needs Flask-WTF: pip install 'mlflow[auth]', or listen to the socket"
+            "MLflow's login needs Flask-WTF: pip install 'mlflow[auth]', or use --listen socket"
         )
-    # MLflow refuses requests to other names than those of a browser's tunnel and of the node.
+    # MLflow refuses requests to other host names than those of a browser's tunnel and of the node.
     hosts = f"localhost:*,127.0.0.1:*,{endpoint.host}"
     command += ["--app-name=basic-auth", f"--allowed-hosts={hosts}"]
     user, password = getpass.getuser(), secrets.token_urlsafe(24)

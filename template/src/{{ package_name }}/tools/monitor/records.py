@@ -1,7 +1,7 @@
-"""Which server runs where: a file for each job, in a folder that only the user may enter.
+"""The records of servers: a file for each job, in a folder that only the user may enter.
 
-`monitor start` writes the file when it has submitted the job. The job writes it again when its
-server answers, and removes it at its end. If the job was killed, the file is stale.
+`monitor start` writes the file after it has submitted the job. The job writes it again when its
+server answers, and removes it when it ends. If the job was killed, the file is stale.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Listen = Literal["socket", "loopback", "node"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """A server, or a job that has yet to start it.
+    """A server, or a job that has not started it yet.
 
     Args:
         server: its name, such as `aim`.
@@ -32,7 +32,7 @@ class Record:
         listen: what the server is bound to.
         certificate, key: files for TLS, or empty.
         node: the node of the server; empty until the server answers.
-        port: on the node, or at the user's end of a tunnel to the Unix socket.
+        port: the port on the node, or at the user's end of a tunnel to the Unix socket.
         socket: the path of the Unix socket, or empty.
         exports: the file of variables with which a job logs to the server, or empty.
     """
@@ -86,9 +86,9 @@ class Record:
                 f"    set -a; . {self.exports}; set +a",
             ]
         if self.exports and self.server != "aim-server":
-            lines.append("the same file has the user and the password that the pages ask for")
+            lines.append("that file also has the user and the password for the pages")
         elif self.listen != "socket":
-            lines.append(f"there is no login: all who reach {self.node}'s ports can use it")
+            lines.append(f"there is no login: all who can connect to {self.node} can use it")
         return "\n".join(lines)
 
 
@@ -110,10 +110,10 @@ class Records:
             facts = self.folder.stat()
         except OSError as error:
             raise UsageError(
-                f"can't make {self.folder}: {error.strerror}; choose another place by --run-root"
+                f"can't create {self.folder}: {error.strerror}; change --run-root"
             ) from None
         if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-            raise UsageError(f"others may enter {self.folder}: it must be yours, with mode 0700")
+            raise UsageError(f"others can enter {self.folder}: make it yours, with mode 0700")
 
     def all(self) -> list[Record]:
         """Return all records, by server, experiment and run."""
@@ -132,7 +132,7 @@ class Records:
 
         Args:
             record: of a job.
-            create: if False, keep the record that the job itself may have written meanwhile.
+            create: if False, keep a record that the job has written in the meantime.
         """
         path = self.folder / f"{record.job}.json"
         text = json.dumps(dataclasses.asdict(record), indent=2)
@@ -145,7 +145,7 @@ class Records:
             fresh.unlink()
 
     def write_secret(self, name: str, text: str) -> Path:
-        """Write a file that nobody else may read; return its path."""
+        """Write a file that only the user can read; return its path."""
         path = self.folder / name
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -161,6 +161,6 @@ class Records:
     def locked(self) -> Iterator[None]:
         """Hold a lock, so that two commands do not start the same server at once."""
         with (self.folder / "lock").open("w") as file:
-            with suppress(OSError):  # on a file system without locks, two may start
+            with suppress(OSError):  # without locks on the file system, both may start it
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield

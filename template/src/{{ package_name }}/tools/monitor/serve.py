@@ -1,4 +1,4 @@
-"""What the job of a server runs: it starts the server, waits for its answer, and records it."""
+"""Runs in the job of a server: starts the server, waits until it answers, and records it."""
 
 import dataclasses
 import http.client
@@ -29,7 +29,7 @@ def serve(server: ModuleType, record: Record, run_root: Path) -> int:
 
     Args:
         server: the module that has the server's command.
-        record: without node and port, which are added when the server answers.
+        record: of the server; node and port are added when it answers.
         run_root: the folder of all experiments.
 
     Raises:
@@ -42,7 +42,7 @@ def serve(server: ModuleType, record: Record, run_root: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="monitor-", dir=parent) as private:
         endpoint = _endpoint(record, run_root, Path(private))
         launch = server.launch(endpoint)
-        # In a session of its own, so that all of its processes can be ended at once.
+        # In a new session, so that all of its processes can be ended at once.
         process = subprocess.Popen(
             launch.command, env={**os.environ, **launch.env}, start_new_session=True
         )
@@ -68,7 +68,7 @@ def _endpoint(record: Record, run_root: Path, private: Path) -> Endpoint:
     if record.listen == "node":
         address = _address()
     if record.listen == "socket":
-        # The port is for the user's end of the tunnel: another one for each job.
+        # The port is for the user's end of the tunnel; it differs between jobs.
         port, unix = PORTS[int(record.job) % len(PORTS)], str(private / "socket")
     else:
         with socket.socket() as probe:
@@ -85,15 +85,15 @@ def _wait_for(process: subprocess.Popen, endpoint: Endpoint, page: str) -> None:
     while not _answers(endpoint, page):
         if process.poll() is not None:
             raise UsageError(
-                f"the server ended with exit code {process.returncode}: what it said is above"
+                f"the server ended with exit code {process.returncode}: see its output above"
             )
         if time.monotonic() > deadline:
-            raise UsageError(f"the server did not answer within {TIMEOUT} s: see above, try again")
+            raise UsageError(f"the server did not answer within {TIMEOUT} s: see its output above")
         time.sleep(0.2)
 
 
 def _answers(endpoint: Endpoint, page: str) -> bool:
-    """Return whether the server answers a request without an error of its own (HTTP 5xx)."""
+    """Return whether the server answers a request without a server error (HTTP 5xx)."""
     record = endpoint.record
     connection = http.client.HTTPConnection(endpoint.host, timeout=10)
     try:
@@ -104,7 +104,7 @@ def _answers(endpoint: Endpoint, page: str) -> bool:
             connection.sock = socket.create_connection((endpoint.address, record.port))
         connection.sock.settimeout(10)
         if record.certificate:
-            # This job started the server, so its certificate needs no check here.
+            # This job started the server, so it need not check the certificate.
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection.sock = context.wrap_socket(connection.sock)
@@ -117,7 +117,7 @@ def _answers(endpoint: Endpoint, page: str) -> bool:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End all processes of a server; some of MLflow's ignore SIGTERM for a while."""
+    """End all processes of a server; some processes of MLflow ignore SIGTERM for a while."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + KILL_AFTER
         try:
@@ -131,15 +131,15 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
-    # Once: a second signal would interrupt the cleanup.
+    # A second signal would interrupt the cleanup.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
 def _address() -> str:
-    """Return the address of this node that faces the login node.
+    """Return the address of this node from which it reaches the login node.
 
-    Under a node's own name there may be several, or none but 127.0.1.1.
+    The node's own name may have several addresses, or only 127.0.1.1.
     """
     for name in (os.environ.get("SLURM_SUBMIT_HOST"), socket.gethostname()):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -147,4 +147,4 @@ def _address() -> str:
             address = probe.getsockname()[0]
             if not address.startswith("127."):
                 return address
-    raise UsageError("this node has no address that others reach: leave --listen node out")
+    raise UsageError("other nodes can't reach this node: leave out --listen node")

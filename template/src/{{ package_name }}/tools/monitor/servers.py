@@ -1,4 +1,4 @@
-"""The servers of this project, and what each can listen to."""
+"""The servers of this project, and what each can listen on."""
 
 from importlib import import_module
 from pathlib import Path
@@ -39,21 +39,21 @@ def server(name: str) -> ModuleType:
 
 
 def binding(name: str, flags: Flags) -> dict[str, Any]:
-    """Return the values of `Record.listen`, `certificate` and `key` that the flags ask for.
+    """Return the values of `Record.listen`, `certificate` and `key` for the flags.
 
     Raises:
-        UsageError: the server can't listen to that, or a file for TLS is missing.
+        UsageError: the server can't listen there, or a file for TLS is missing.
     """
     can = server(name).LISTEN
     listen = flags.listen or can[0]
     if listen not in can:
-        raise UsageError(f"{name} can't listen to {listen}: choose {' or '.join(can)}")
+        raise UsageError(f"{name} does not support --listen {listen}: choose {' or '.join(can)}")
     if not flags.certificate and not flags.key:
         return {"listen": listen}
     if listen == "socket" or "node" not in can:
-        raise UsageError("TLS is for aim-server and mlflow on a port; ssh encrypts its tunnels")
+        raise UsageError("TLS is for aim-server and mlflow on a port; ssh encrypts a tunnel")
     for file in (flags.certificate, flags.key):
         if not file or not file.is_file():
-            raise UsageError(f"TLS needs the files of --certificate and --key: there is no {file}")
+            raise UsageError(f"TLS needs both --certificate and --key: there is no file {file}")
     certificate, key = (str(Path(str(file)).absolute()) for file in (flags.certificate, flags.key))
     return {"listen": listen, "certificate": certificate, "key": key}

@@ -25,11 +25,11 @@ def submitted(
     flags: Flags,
     options: Sequence[str],
 ) -> Record:
-    """Return the record of a server; submit its job unless that waits or runs already.
+    """Return the record of a server; submit its job unless the job waits or runs already.
 
     Raises:
-        UsageError: the server can't listen as the flags ask, or listens differently already, or
-            Slurm refuses its job.
+        UsageError: the server does not support the flags, or runs with another --listen, or Slurm
+            refuses its job.
     """
     bound = binding(name, flags)
     with records.locked():
@@ -39,13 +39,13 @@ def submitted(
             if same and own(record, queue):
                 if flags.listen not in (None, record.listen):
                     raise UsageError(
-                        f"{record.title} listens to a {record.listen} already, job {record.job}: "
-                        f"stop it first, or 'monitor restart {name} --listen {flags.listen}'"
+                        f"{record.title} runs with --listen {record.listen}, job {record.job}: "
+                        f"run 'monitor restart {name} --listen {flags.listen}'"
                     )
-                say(f"{record.title} is there already, job {record.job}")
+                say(f"{record.title} runs already, job {record.job}")
                 return record
         job_name = f"{__package__.partition('.')[0]}-{name}"
-        # Last, because sbatch uses the last option of a name, and the records rely on these.
+        # They come last, because sbatch uses the last value of an option.
         own_options = [f"--job-name={job_name}", "--output=logs/%x-%j.out"]
         arguments = [f"--run-root={records.folder.parent}", f"--experiment={experiment}"]
         arguments += [f"--run={run}", *(f"--{flag}={value}" for flag, value in bound.items())]
@@ -74,8 +74,8 @@ def show(records: Records, found: Sequence[Record]) -> int:
         try:
             answering = wait(records, record)
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end it
-            say(f"\njob {record.job} stays as it is: 'monitor status' tells how it stands")
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would end it at once
+            say(f"\njob {record.job} stays in the queue: see 'monitor status'")
             return 130
         say(f"\n{answering.directions(socket.gethostname())}\n")
     return 0
@@ -89,14 +89,14 @@ def wait(records: Records, record: Record) -> Record:
     """
     said = ""
     while True:
-        # The queue first: a job that is in the queue has not removed its record yet.
+        # Ask Slurm first: a job that is in the queue has not removed its record yet.
         job = own(record, jobs.queue())
         current = records.read(record.job)
         if not job or job.state == "COMPLETING":
             print(printable_lines(tail(record.log)), file=sys.stderr)
             records.remove(record.job)
             raise UsageError(
-                f"job {record.job} ended before {record.title} answered: what it said is above, "
+                f"job {record.job} ended before {record.title} answered: see its output above "
                 f"and in {record.log}"
             )
         if current and current.node:
@@ -111,7 +111,7 @@ def wait(records: Records, record: Record) -> Record:
 
 
 def own(record: Record, queue: Mapping[str, jobs.Job]) -> jobs.Job | None:
-    """Return a server's job; None if it is gone, or if another job has its number by now."""
+    """Return a server's job; None if it has ended, or if another job has its id now."""
     job = queue.get(record.job)
     return job if job and job.name == record.job_name else None
 
@@ -127,4 +127,4 @@ def tail(log: str, lines: int = 20) -> str:
         text = read_bytes(Path(log), 2**16, last=True).decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
     except FileNotFoundError:
-        return "(there is no log: the job has not started)"
+        return "(no log yet: the job has not started)"

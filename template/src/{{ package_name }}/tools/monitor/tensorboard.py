@@ -1,7 +1,6 @@
 """TensorBoard. It has no login; on a Unix socket, the mode of the socket's folder protects it.
 
-The job runs this module instead of TensorBoard's own command, which fails on a Unix socket when it
-prints the port.
+The job runs this module, since TensorBoard's own command can't print the address of a Unix socket.
 """
 
 import signal
@@ -14,13 +13,13 @@ PAGE = "/"
 
 
 def launch(endpoint: Endpoint) -> Launch:
-    """Return what starts TensorBoard over an experiment, or over one run of it."""
+    """Return the command line of TensorBoard for an experiment, or for one run of it."""
     run = endpoint.record.run
     folder = endpoint.folder / run / "tensorboard" if run else endpoint.folder
     where = [f"--host={endpoint.address}", f"--port={endpoint.record.port}"]
     if endpoint.record.socket:
         where = [f"--host=unix://{endpoint.record.socket}", "--port=0"]
-    # The fast loader would be a server of its own, on a port that all users of the node can reach.
+    # The fast loader would be a second server, on a port that all users of the node can reach.
     command = [sys.executable, "-m", __name__, f"--logdir={folder}", *where, "--load_fast=false"]
     return Launch(command)
 

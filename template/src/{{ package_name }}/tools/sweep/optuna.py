@@ -1,4 +1,4 @@
-"""Trials with settings that Optuna chooses; the study is a file that several jobs can work at."""
+"""Runs trials with settings that Optuna chooses. Several jobs can work on one study, a file."""
 
 import dataclasses
 import logging
@@ -30,26 +30,25 @@ log = logging.getLogger(__name__)
 class Flags:
     """Search for the settings with the best value of a metric.
 
-    Flags of train may follow, and after -- the command that starts the training. A sweep that was
-    stopped goes on with the same command, and so does any other job that gives it: all work at
-    one study.
+    Flags of train may follow, and after -- the command that starts the training. The same command
+    continues a sweep that was stopped. Other jobs that run it work on the same study.
     """
 
     trials: int = 20
-    """number of trials in all, with those of other jobs and of earlier runs of the study"""
+    """number of trials of the study, including those of other jobs and of earlier starts"""
     study: str = "sweep"
-    """name of the study: its trials and its journal are in RUN_ROOT/STUDY"""
+    """name of the study, whose trials and journal are in RUN_ROOT/STUDY"""
     search: Path = Path("configs/sweep.yaml")
-    """file that says which settings to search, and where"""
+    """file with the search space: the settings and their ranges"""
     metric: str | None = None
-    """what to search by: a number that each validation writes to metrics.jsonl; a trial counts
-    with its best; else the one that decides the best checkpoint (`best` in model.py)"""
+    """metric to optimize, which each validation writes to metrics.jsonl; a trial's best value
+    counts; else the metric that decides the best checkpoint (`best` in model.py)"""
     direction: Literal["maximize", "minimize"] | None = None
-    """whether more is better; to be given with --metric"""
+    """whether to look for the largest or the smallest value; required with --metric"""
     pruner: Literal["median", "hyperband", "none"] = "median"
-    """what ends trials early that are worse than others at the same validation"""
+    """method that ends a trial early if it is worse than others at the same validation"""
     unpruned: int = 5
-    """trials that run to their end before the median prunes any"""
+    """number of trials that must be complete before the median pruner ends any"""
 
 
 def search(own: Sequence[str], launch: Sequence[str]) -> int:
@@ -81,7 +80,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
         code, pruned = run([*command, *words, f"--run-dir={run_dir}"], stop, progress.is_hopeless)
         if code == EXIT_CODE and not pruned:
             claims.release(trial)
-            log.warning("%s was stopped; the same command goes on with it", run_dir.name)
+            log.warning("%s was stopped; run the same command to continue it", run_dir.name)
             return EXIT_CODE
         conclude(trial, code, pruned, progress)
         write(study, folder, str(flags.metric))
@@ -102,10 +101,10 @@ def _with_metric(flags: Flags) -> Flags:
 
 
 def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
-    """Return the study, made if there is none.
+    """Return the study; create it if there is none.
 
     Raises:
-        UsageError: the study was begun with another metric or direction.
+        UsageError: the study was started with another metric or direction.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruners = {
@@ -113,14 +112,14 @@ def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
         "hyperband": optuna.pruners.HyperbandPruner(max_resource=settings.epochs),
         "none": optuna.pruners.NopPruner(),
     }
-    # A file that is only appended to is safe on shared file systems; SQLite is not. The path is
-    # absolute, and the lock a file, so that every worker sees a lock that a dead one left.
+    # A file that is only appended to is safe on shared file systems; SQLite is not. The lock is a
+    # file, too, and the path is absolute, so that every worker sees a lock that a dead worker left.
     journal = str(folder.absolute() / "journal.log")
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(journal, JournalFileOpenLock(journal))),
         study_name=flags.study,
         direction=flags.direction,
-        # Trials that other jobs run at the moment count as bad: they are not tried twice.
+        # A running trial counts as bad, so that another job does not try the same settings.
         sampler=optuna.samplers.TPESampler(constant_liar=True),
         pruner=pruners[flags.pruner],
         load_if_exists=True,
@@ -128,7 +127,7 @@ def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
     begun = (study.user_attrs.get("metric", flags.metric), study.direction.name.lower())
     if begun != (flags.metric, flags.direction):
         raise UsageError(
-            f"the study '{flags.study}' was begun to {begun[1]} {begun[0]}: use the same --metric "
+            f"study '{flags.study}' was started to {begun[1]} {begun[0]}: use the same --metric "
             "and --direction, or another --study"
         )
     study.set_user_attr("metric", flags.metric)
@@ -136,16 +135,16 @@ def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
 
 
 class Progress:
-    """The validations of a trial, handed on to Optuna as the training writes them.
+    """Reports the validations of a trial to Optuna, as the training writes them.
 
     Args:
         trial: the trial.
         path: its run's metrics.jsonl.
-        flags: name the metric.
+        flags: with the metric.
 
     Attributes:
         values: of the metric, one for each validation.
-        names: all that the file has.
+        names: of all metrics in the file.
     """
 
     def __init__(self, trial: Trial, path: Path, flags: Flags) -> None:
@@ -157,11 +156,11 @@ class Progress:
         self.reported = set(frozen.intermediate_values)
 
     def is_hopeless(self) -> bool:
-        """Report what is new; return whether the pruner gives the trial up."""
+        """Report new validations; return whether the pruner ends the trial."""
         return self.read() and self.trial.should_prune()
 
     def read(self) -> bool:
-        """Report what is new; return whether there was anything."""
+        """Report new validations; return whether there were any."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size == self.size:
             return False
@@ -169,7 +168,7 @@ class Progress:
         lines = read_lines(self.path)
         self.names = set().union(*lines)
         self.values = [line[self.flags.metric] for line in lines if self.flags.metric in line]
-        # Numbered from one, whatever the step was: batch sizes may differ between trials.
+        # Validations are numbered, since steps differ between trials with other batch sizes.
         new = {n: v for n, v in enumerate(self.values, 1) if n not in self.reported}
         for number, value in new.items():
             self.trial.report(value, number)
@@ -185,8 +184,8 @@ class Progress:
         if not self.values:
             known = ", ".join(sorted(name for name in self.names if name.startswith("validation/")))
             raise UsageError(
-                f"{self.path} has no '{self.flags.metric}': set --metric to what it has of each "
-                f"validation: {known or 'nothing'}"
+                f"{self.path} has no '{self.flags.metric}': set --metric to a metric that it has: "
+                f"{known or 'there is none'}"
             )
         return (max if self.flags.direction == "maximize" else min)(self.values)
 
@@ -195,7 +194,7 @@ def conclude(trial: Trial, code: int, pruned: bool, progress: Progress) -> None:
     """Tell Optuna how a trial ended.
 
     Raises:
-        UsageError: the training ended well, but did not write the metric.
+        UsageError: the training succeeded, but did not write the metric.
     """
     study, name = trial.study, run_name(trial.number)
     progress.read()
@@ -223,7 +222,7 @@ def report(study: optuna.Study, folder: Path, metric: str) -> int:
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         if not running:
             log.error(
-                "all trials failed: fix what they report, and raise --trials or name a new --study"
+                "all trials failed: fix what they report, then raise --trials or name a new --study"
             )
         return 0 if running else 1
     best = study.best_trial

@@ -1,4 +1,4 @@
-"""What a study found: its best settings as a file for train, and a picture of its trials."""
+"""Writes the results of a study: its best settings as a file for train, a plot of its trials."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Of one run or one launch, not of the settings that were found.
+# Settings of one run or one launch, which best.yaml leaves out.
 OWN = ("config", "run_dir", "resume", "world_size", "dry_run")
 
 
@@ -30,7 +30,7 @@ def write(study: optuna.Study, folder: Path, metric: str) -> None:
         run = folder / run_name(study.best_trial.number)
         settings = read_yaml(run / "config.yaml")
         kept = {name: value for name, value in settings.items() if name not in OWN}
-        # The trial's was the study.
+        # A trial's experiment is the study.
         kept["experiment"] = Settings.parse([]).experiment
         title = f"# The settings of {run.name}: {metric} {study.best_value:.4f}\n"
         write_atomically(folder / "best.yaml", title + yaml.safe_dump(kept, sort_keys=False))
@@ -39,7 +39,7 @@ def write(study: optuna.Study, folder: Path, metric: str) -> None:
 
 
 def picture(study: optuna.Study, metric: str) -> "Figure":
-    """Return the trials' values over their numbers, and over each setting that was searched."""
+    """Return a figure of the trials' values, over their numbers and over each searched setting."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -73,7 +73,7 @@ def picture(study: optuna.Study, metric: str) -> "Figure":
 
 
 def _show(axes: "Axes", trials: Sequence[FrozenTrial], places: Sequence[float]) -> None:
-    """Draw a mark for each trial; one that failed has no value, and stands on the axis."""
+    """Draw a mark for each trial; a failed trial has no value, so its mark is on the axis."""
     for state, mark, label in (
         (TrialState.COMPLETE, "o", "complete"),
         (TrialState.PRUNED, "v", "pruned"),

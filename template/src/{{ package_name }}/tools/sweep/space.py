@@ -1,4 +1,4 @@
-"""Which settings to search, and where: what configs/sweep.yaml says."""
+"""Reads the search space from configs/sweep.yaml."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ from ...settings import Settings
 
 
 def search_space(path: Path) -> dict[str, BaseDistribution]:
-    """Return what the search file says: for each setting a list of choices, or low and high.
+    """Return the search space of a file: for each setting a list of choices, or low and high.
 
     Raises:
         UsageError: the file can't be read, or a setting or a value in it is wrong.
@@ -34,7 +34,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
             raise UsageError(f"{path}: unknown setting '{name}'; see train --help for all")
         try:
             values = spec if isinstance(spec, list) else [spec["low"], spec["high"]]
-            # Checked as a setting is, and of the setting's type: '1e-3' is text in YAML.
+            # Check each value, and convert it to the setting's type: '1e-3' is text in YAML.
             values = [
                 getattr(Settings.from_values({name: value}, f"{path}: "), name) for value in values
             ]

@@ -1,4 +1,4 @@
-"""One trial: a training that is started as a process of its own, and watched."""
+"""Runs one trial: starts a training in a new process, and stops it early if required."""
 
 import os
 import signal
@@ -14,9 +14,9 @@ from ...engine.ranks.signals import StopRequest
 def run(
     command: Sequence[str], stop: StopRequest, unwanted: Callable[[], bool] = lambda: False
 ) -> tuple[int, bool]:
-    """Run a training to its end; stop it once a signal has come or it is unwanted.
+    """Run a training to its end; stop it after a signal, or once it is unwanted.
 
-    It has a session of its own, so that it does not get Ctrl-C twice.
+    It runs in a new session, so that it does not get Ctrl-C twice.
 
     Args:
         command: the launch command with all flags.
@@ -24,12 +24,12 @@ def run(
         unwanted: asked twice a second whether the training should stop.
 
     Returns:
-        Its exit code, and whether it was stopped as unwanted.
+        Its exit code, and whether it was stopped because it was unwanted.
     """
-    # The tasks of an array must not share a run folder, but a trial has one of its own.
+    # SWEEP_TRIAL allows --run-dir in a job array: each trial has its own run folder.
     env = {**os.environ, "SWEEP_TRIAL": "1"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
-    # srun would kill the ranks on TERM, and keeps INT to itself; torchrun passes TERM on.
+    # On TERM, srun kills the ranks, and it does not pass on INT; torchrun passes on TERM.
     number = signal.SIGUSR2 if Path(command[0]).name == "srun" else signal.SIGTERM
     told = dropped = False
     while True:
@@ -48,7 +48,7 @@ def check_launch(command: Sequence[str]) -> None:
     """Check that there is a launch command.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the command is empty.
     """
     if not command:
         raise UsageError("no launch command: end with '-- COMMAND', such as -- srun ... train")

@@ -1,7 +1,7 @@
-"""Which worker runs which trial, so that several jobs can work at one study.
+"""Decides which worker runs which trial, so that several jobs can work on one study.
 
-The owner of a running trial is kept as its user attribute. It changes hands under a lock of the
-study's folder, so that of several workers that want a trial one gets it.
+The owner of a running trial is a user attribute of the trial. It only changes under a lock in the
+study's folder, so that only one worker gets a trial.
 """
 
 import os
@@ -24,11 +24,11 @@ from ...engine.run.status import KINDS
 
 Owner = Mapping[str, Any]
 
-SILENCE = 600  # seconds after which a trial without a sign of life is given up
+SILENCE = 600  # seconds; a trial that writes nothing for longer has no worker any more
 
 
 class TrialLocks:
-    """This worker among those of a study.
+    """Assigns the trials of a study to this worker.
 
     Args:
         study: the study.
@@ -46,28 +46,24 @@ class TrialLocks:
         }
 
     def next(self, space: Mapping[str, BaseDistribution], wanted: int) -> Trial | None:
-        """Return the trial to run: one that was left behind, else a new one.
-
-        Returns:
-            None when the study has as many trials as are wanted.
-        """
+        """Return a trial whose worker has ended, else a new one; None if there are enough."""
         left = self._left_behind()
         with self._alone():
             trials = self.study.get_trials(deepcopy=False)
             for seen in left:
                 trial = trials[seen.number]
                 if trial.state != TrialState.RUNNING or _owner(trial) != _owner(seen):
-                    continue  # another worker was faster
+                    continue  # another worker has taken it
                 if trial.params.keys() == space.keys():
                     return self._take(Trial(self.study, trial._trial_id))
-                # Stopped before it had its settings, or of another search space.
+                # The trial has no settings yet, or those of another search space.
                 self.study.tell(trial.number, state=TrialState.FAIL)
             if sum(trial.state != TrialState.WAITING for trial in trials) >= wanted:
                 return None
             return self._take(self.study.ask(dict(space)))
 
     def release(self, trial: Trial) -> None:
-        """Leave a trial to whoever comes first."""
+        """Give a trial up, so that any worker can take it."""
         trial.set_user_attr("owner", None)
 
     def _take(self, trial: Trial) -> Trial:
@@ -83,7 +79,7 @@ class TrialLocks:
             self.lock.release()
 
     def _left_behind(self) -> list[FrozenTrial]:
-        """Return the running trials that nobody runs, this worker's own before others."""
+        """Return the running trials whose workers have ended, those of this job first."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         owners = [owner for trial in running if (owner := _owner(trial))]
         known = self._jobs({owner["job"] for owner in owners if owner["job"]})
@@ -95,22 +91,22 @@ class TrialLocks:
         if not owner:
             return True
         if owner["job"] and owner["job"] == self.me["job"]:
-            # This job, before it was requeued.
+            # This job ran it before it was requeued.
             if owner["restart"] != self.me["restart"]:
                 return True
         elif owner["job"] and known is not None:
-            # One that waits in the queue comes back to its trial.
+            # A job that waits in the queue will continue its trial.
             return owner["job"] not in known
         if owner["host"] == self.me["host"]:
             return not _is_alive(owner["pid"])
         return _is_silent(trial, self.folder / run_name(trial.number))
 
     def _jobs(self, wanted: set[str]) -> set[str] | None:
-        """Return which of the jobs Slurm still has, None if it does not say."""
+        """Return the jobs that Slurm still knows, None if it gives no reliable answer."""
         mine = str(self.me["job"] or "")
         if not mine or not wanted:
             return None
-        # Asked for ourselves too: the answer that does not have us is none.
+        # An answer without this job is not reliable.
         try:
             known = set(jobs([mine, *wanted]))
         except UsageError:
@@ -138,7 +134,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_silent(trial: FrozenTrial, run_dir: Path) -> bool:
-    """Return whether the trial's run has given no sign of life for longer than it said."""
+    """Return whether the trial's run has written nothing for longer than it announced."""
     try:
         status = read_object(run_dir / "status.json", KINDS)
         until = status["updated"] + max(status["expect_next_in"], SILENCE)

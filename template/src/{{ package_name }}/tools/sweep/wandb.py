@@ -1,7 +1,7 @@
-"""Trials with settings that Weights & Biases chooses: its agent runs beside the ranks.
+"""Runs trials with settings that Weights & Biases chooses.
 
-The agent asks W&B's server for the settings of each trial and starts this module with them, as
-`command` in configs/sweep.yaml says. The module runs the launch command with these settings:
+W&B's agent asks the server for the settings of each trial, and starts this module with them, by
+`command` in configs/sweep.yaml. The module starts the launch command with these settings:
 
     sweep ── wandb agent ── this module, for one trial ── srun ── all ranks
 """
@@ -49,14 +49,14 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
     name = sweep.rpartition("/")[2]
     command = [*launch, *train_flags, f"--experiment={name}"]
     if not {"wandb", "none"} & set(settings.trackers):
-        # W&B chooses by what the trials report to it.
+        # W&B chooses settings by the metrics that the trials report to it.
         command += ["--trackers", *settings.trackers, "wandb"]
     stop = StopRequest.install()
     with tempfile.TemporaryDirectory(prefix="sweep-") as notes:
         job = Job(command, Path(settings.run_root, name), Path(notes))
         code = _run_agent(sweep, job, stop)
         if job.is_leaving():
-            log.warning("the sweep was stopped; the same command goes on with it")
+            log.warning("the sweep was stopped; run the same command to continue it")
             return EXIT_CODE
         codes = job.codes()
     log.info("%d trial(s), of which %d failed", len(codes), len(codes) - codes.count(0))
@@ -64,13 +64,13 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
 
 
 def _run_agent(sweep: str, job: "Job", stop: StopRequest) -> int:
-    """Run W&B's agent to its end, and return its exit code."""
+    """Run W&B's agent, and return its exit code."""
     agent = subprocess.Popen(
         [sys.executable, "-m", "wandb", "agent", sweep],
-        # W&B may stop a trial, and the agent then kills it after a time: this is time to save.
+        # The agent kills a trial this many seconds after W&B has stopped it: the trial saves first.
         env={"WANDB_AGENT_KILL_DELAY": "600", **os.environ, **job.as_environment()},
         start_new_session=True,
-        preexec_fn=_hear_interrupts_alone,
+        preexec_fn=_ignore_all_but_interrupts,
     )
     told = False
     while True:
@@ -80,26 +80,26 @@ def _run_agent(sweep: str, job: "Job", stop: StopRequest) -> int:
             if stop.received:
                 job.leave()
             if job.is_leaving() and not told:
-                # The agent starts no other trial, and waits for the one that it has.
+                # The agent starts no other trial, and waits for the running one.
                 agent.send_signal(signal.SIGINT)
                 told = True
                 job.agent_is_told()
 
 
-def _hear_interrupts_alone() -> None:
-    # Of a second signal, as when Slurm signals every process, the agent would kill its trial.
+def _ignore_all_but_interrupts() -> None:
+    # Slurm signals every process. A second signal would make the agent kill its trial.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Job:
-    """What the sweep's process and those of its trials tell each other.
+    """The state that the process of the sweep and those of its trials share.
 
     Args:
         command: the launch command with the flags that all trials share.
         folder: where the trials' run folders are.
-        notes: a folder of this job.
+        notes: a folder for the files of this job.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, notes: Path) -> None:
@@ -107,17 +107,17 @@ class Job:
 
     @classmethod
     def from_environment(cls) -> "Job":
-        """Return the job that this trial is of."""
-        told = json.loads(os.environ["SWEEP_JOB"])
-        return cls(told["command"], Path(told["folder"]), Path(told["notes"]))
+        """Return the job of this trial."""
+        facts = json.loads(os.environ["SWEEP_JOB"])
+        return cls(facts["command"], Path(facts["folder"]), Path(facts["notes"]))
 
     def as_environment(self) -> dict[str, str]:
-        """Return what tells a trial of its job."""
-        told = {"command": self.command, "folder": str(self.folder), "notes": str(self.notes)}
-        return {"SWEEP_JOB": json.dumps(told)}
+        """Return the variable from which a trial reads its job."""
+        facts = {"command": self.command, "folder": str(self.folder), "notes": str(self.notes)}
+        return {"SWEEP_JOB": json.dumps(facts)}
 
     def leave(self) -> None:
-        """Note that the job ends: no other trial is to start."""
+        """Note that the job ends, so that no other trial starts."""
         (self.notes / "leaving").touch()
 
     def is_leaving(self) -> bool:
@@ -125,11 +125,11 @@ class Job:
         return (self.notes / "leaving").exists()
 
     def agent_is_told(self) -> None:
-        """Note that the agent knows of it."""
+        """Note that the agent knows that the job ends."""
         (self.notes / "told").touch()
 
     def wait_for_agent(self, seconds: float = 30) -> None:
-        """Return once the agent knows of it, and has had the time to act."""
+        """Wait until the agent knows that the job ends, and has had time to act."""
         deadline = time.monotonic() + seconds
         while not (self.notes / "told").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -164,7 +164,7 @@ def trial(argv: Sequence[str]) -> int:
         log.info("W&B stopped the trial %s", run_dir.name)
         code = 0
     elif code == EXIT_CODE:
-        # Slurm told the ranks alone, since the time limit nears.
+        # Slurm signalled only the ranks, because the time limit is near.
         job.leave()
         # If the trial ended first, the agent would report it as done, and ask for another.
         job.wait_for_agent()
