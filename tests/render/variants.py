@@ -17,7 +17,7 @@ SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]
 # The commands that answers choose, and their modules.
 DOCTOR = ("__init__", "findings", "nodes", "scripts", "software")
-CHECK_COMM = ("__init__", "examine", "flags", "operations")
+CHECK_COMM = ("__init__", "examine", "operations")
 TOOLS = {
     "doctor": [f"doctor/{name}" for name in DOCTOR],
     "check_comm": [f"check_comm/{name}" for name in CHECK_COMM],
