@@ -1,6 +1,5 @@
 """`doctor` finds what is wrong, says so on one line, and looks at the rest all the same."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -120,15 +119,11 @@ def troubles(found: list[str]) -> list[str]:
 
 
 def test_all_is_well_on_a_laptop(place: Place) -> None:
-    code, found = place.doctor(*QUIET, "--json=found.json")
+    code, found = place.doctor(*QUIET)
     assert (code, troubles(found), found[-1]) == (0, [], "0 error(s), 0 warning(s)")
     (dataset,) = lines(found, "dataset")
     assert "synthetic: train 15000, validation 5000, test 1001" in dataset
-    assert "sbatch is not here" in lines(found, "Slurm")[0]
-    report = json.loads((place.project / "found.json").read_text())
-    assert (report["errors"], report["warnings"]) == (0, 0)
-    for finding, line in zip(report["findings"], found[:-2], strict=True):
-        assert finding["status"] == "ok" and line.endswith(finding["message"])
+    assert "sbatch is not here" in lines(found, "scripts")[0]
     assert not list((place.project / "runs").iterdir())
 
 
@@ -150,26 +145,9 @@ def test_a_broken_package_is_named_and_the_rest_goes_on(place: Place, module: st
     (place.project / "stubs" / f"{module}.py").write_text(text)
     code, found = place.doctor(*QUIET)
     broken = [line for line in troubles(found) if "ImportError: libgone.so.1" in line]
-    if module == "packaging":  # pip brings its own
-        assert not broken or lines(found, "packages") == broken
-    else:
-        assert code == 1 and broken
+    assert code == 1 and broken
     assert lines(found, "python")[0].startswith("ok ")
-    assert lines(found, "run folder")[0].startswith("ok ")
-
-
-def test_files_that_git_ignores_are_named(place: Place) -> None:
-    (place.bin / "git").symlink_to(shutil.which("git") or "git")
-    (place.project / "slurm/site.sh").write_text("export MASTER_PORT=29500\n")
-    assert not lines(place.doctor(*QUIET)[1], "git"), "this is no repository"
-    subprocess.run(["git", "init", "--quiet", str(place.project)], check=True)
-    assert not lines(place.doctor(*QUIET)[1], "git")
-    with (place.project / ".gitignore").open("a") as file:
-        file.write("core\n/slurm/*.sh\n")
-    code, found = place.doctor(*QUIET)
-    (line,) = troubles(found)
-    assert code == 0 and re.search(r"git +ignores slurm/common.sh and \d+ more: clones", line)
-    assert "'git check-ignore -v slurm/common.sh' names the rule" in line
+    assert lines(found, "scripts")[0].startswith("ok ")
 
 
 def test_a_check_that_breaks_is_an_error_of_its_own(place: Place) -> None:
@@ -244,9 +222,10 @@ def test_all_is_well_on_a_login_node(place: Place) -> None:
     assert (code, troubles(found)) == (0, [])
     accepted = [line for line in lines(found, "Slurm") if "accepts" in line]
     assert len(accepted) == 3
-    assert "train_cpu.sbatch, which would start at 2030-01-02T03:04:05 on n[1-2]" in accepted[0]
-    (line,) = lines(found, "scripts")
-    assert "slurm/train_single_node.sbatch: " in line and "/.venv/bin/python, Python 3" in line
+    assert "train_cpu.sbatch: sbatch: Job 7 to start at 2030-01-02T03:04:05 using 8" in accepted[0]
+    started = lines(found, "scripts")
+    assert len(started) == 3 and "slurm/train_single_node.sbatch: " in started[2]
+    assert "/.venv/bin/python Python 3" in started[2]
 
 
 def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Place) -> None:
@@ -314,7 +293,7 @@ def test_facts_of_the_site_that_fail_are_named(place: Place) -> None:
     place.commands(SLURM)
     (place.project / "slurm" / "site.sh").write_text("cd nowhere\n")
     code, found = place.doctor(*QUIET)
-    assert code == 1 and len(troubles(found)) == 1
+    assert code == 1 and troubles(found) == lines(found, "scripts")
     assert "slurm/site.sh ends with exit code 1" in lines(found, "scripts")[0]
 
 
@@ -328,11 +307,6 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     (venv / "bin" / "python").chmod(0o755)
     code, found = place.doctor(*QUIET)
     assert code == 1 and "does not start: run 'make setup' again" in lines(found, "scripts")[0]
-    (venv / "bin" / "python").write_text("#!/bin/bash\necho Python 3.12.1\n")
-    code, found = place.doctor(*QUIET)
-    assert code == 0
-    (line,) = troubles(found)
-    assert f"use {venv}/bin/python, but packages were checked for {sys.executable}" in line
     (venv / "bin" / "python").unlink()
     site = place.project / "slurm/site.sh"
     site.write_text(f"PROJECT_PYTHON={sys.executable}\n")
@@ -341,15 +315,6 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     site.write_text("PROJECT_PYTHON=/no/such/python\n")
     code, found = place.doctor(*QUIET)
     assert code == 1 and "/no/such/python does not exist" in lines(found, "scripts")[0]
-
-
-def test_a_script_without_a_known_start_is_left_alone(place: Place) -> None:
-    place.commands(SLURM)
-    for script in (place.project / "slurm").glob("train_*"):
-        place.edit(f"slurm/{script.name}", "use_python .*", "python=(python3)")
-    code, found = place.doctor(*QUIET)
-    assert (code, troubles(found)) == (0, [])
-    assert "no line use_python or use_image" in lines(found, "scripts")[0]
 
 
 def test_the_image_is_started(tmp_path: Path) -> None:
@@ -369,44 +334,32 @@ def test_the_image_is_started(tmp_path: Path) -> None:
     site.write_text(f"PATH={place.bin}:$PATH")
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
-    assert "slurm/train_single_node.sbatch: Python 3.12.1; doctor" in lines(found, "scripts")[0]
+    image = "slurm/train_single_node.sbatch: container/image.sif Python 3.12.1"
+    assert image in lines(found, "scripts")[2]
     place.commands({"apptainer": "exit 255"})
     code, found = place.doctor(*QUIET)
     assert code == 1 and "run 'make image' again" in lines(found, "scripts")[0]
 
 
-def test_pyxis_is_asked_for(tmp_path: Path) -> None:
+def test_pyxis_has_no_interpreter_to_start_here(tmp_path: Path) -> None:
     image = "nvcr.io#nvidia/pytorch:25.01-py3"
     project = render_project(tmp_path / "demo", container="pyxis", container_image=image)
     place = Place(project, tmp_path)
     place.commands(SLURM)
+    code, found = place.doctor(*QUIET)
+    assert code == 1 and "container/env does not exist" in lines(found, "scripts")[0]
     (place.project / "container/env").mkdir(parents=True)
-    (place.project / "slurm" / "site.sh").write_text(f"PATH={place.bin}:$PATH")
-    place.commands({"srun": "echo --help"})
-    code, found = place.doctor(*QUIET)
-    assert code == 0
-    assert re.match("warning .*no option --container-image", lines(found, "scripts")[0])
-    place.commands({"srun": "echo --container-image=IMAGE"})
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
-    assert f"slurm/train_single_node.sbatch: {image};" in lines(found, "scripts")[0]
+    assert f"slurm/train_single_node.sbatch: {image}" in lines(found, "scripts")[2]
 
 
-# Trackers
-
-
-def test_a_tracker_is_imported(place: Place) -> None:
-    flags = ("--dataset=synthetic", "--device=cpu", "--trackers")
-    code, found = place.doctor(*flags, "tensorboard")
-    assert (code, troubles(found)) == (0, [])
-    (line,) = lines(found, "tensorboard")
-    assert "can be imported; 'python -m demo check-trackers' logs a run to it" in line
-    (place.project / "src" / "demo" / "trackers" / "mlflow.py").write_text("import no_such_thing")
+def test_trackers_are_named(place: Place) -> None:
     (place.project / ".env").touch(0o644)
-    code, found = place.doctor(*flags, "mlflow")
-    assert code == 1
-    assert "No module named 'no_such_thing'" in lines(found, "mlflow")[0]
-    assert "chmod 600 .env" in lines(found, ".env")[0]
+    code, found = place.doctor("--dataset=synthetic", "--device=cpu", "--trackers=tensorboard")
+    (line,) = lines(found, "trackers")
+    assert line.endswith("tensorboard: 'python -m demo check-trackers' logs a run to each")
+    assert code == 0 and "chmod 600 .env" in lines(found, ".env")[0]
 
 
 # Several nodes
@@ -436,21 +389,7 @@ def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:
     at_start = f"{NODE}os.chdir('{there}')"
     found = nodes(place, {}, {"AT_START": at_start}, code=1)
     (line,) = troubles(found)
-    assert not list((there / "runs").iterdir())
     assert re.search(r"shared folder n2: runs is not the first node's folder", line)
-
-
-def test_a_file_of_another_user_is_refused(place: Place) -> None:
-    """It could be a link to a file that would be written to."""
-    mine = place.project / "mine"
-    mine.write_text("mine")
-    link = place.project / "runs/.doctor-77"
-    link.parent.mkdir()
-    link.symlink_to(mine)
-    code, found = place.nodes({}, count=1)
-    assert code == 1 and mine.read_text() == "mine" and link.is_symlink()
-    (line,) = troubles(found)
-    assert "runs/.doctor-77 exists: remove it, or choose another --run-root" in line
 
 
 def test_a_folder_that_one_node_cannot_write_is_found(place: Place) -> None:
@@ -467,15 +406,12 @@ def test_a_node_that_never_comes_is_an_error(place: Place) -> None:
     assert re.match(r"error +nodes +1 of 2 reported \(.+\): see the lines above; is each", line)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "status", "way"), [(-90, "error", "behind"), (40, "warning", "ahead of")]
-)
-def test_a_clock_that_is_off_is_found(place: Place, seconds: int, status: str, way: str) -> None:
+@pytest.mark.parametrize(("seconds", "way"), [(-90, "behind"), (40, "ahead of")])
+def test_a_clock_that_is_off_is_found(place: Place, seconds: int, way: str) -> None:
     at_start = f"import time; now = time.time; time.time = lambda: now() + {seconds}"
-    code = 1 if status == "error" else 0
-    found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=code)
+    found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=0)
     (line,) = troubles(found)
-    said = re.match(rf"{status} +clock +n2: is (\d+) s {way} the file server of runs", line)
+    said = re.match(rf"warning +clock +n2: is (\d+) s {way} the file server of runs", line)
     # A slow machine can't tell to the second.
     assert said and abs(abs(seconds) - int(said[1])) <= 10, found
 
@@ -483,9 +419,9 @@ def test_a_clock_that_is_off_is_found(place: Place, seconds: int, status: str, w
 def test_nodes_that_do_not_agree_are_named(place: Place) -> None:
     at_start = "import platform; platform.python_version = lambda: '3.9.1'"
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=1)
-    (line,) = troubles(found)
-    assert re.search(r"nodes should be alike, but have .*3\.\d+\.\d+, .* on ", line)
-    assert re.search(r"3\.9\.1, [^;]* on n2", line)
+    assert lines(found, "python") == troubles(found) and len(troubles(found)) == 2
+    (line,) = [line for line in troubles(found) if re.match(r"error +python +n2: 3\.9\.1, ", line)]
+    assert line.endswith(", but nodes should be alike: choose others")
 
 
 def test_a_broken_node_does_not_keep_the_others_from_speaking(place: Place) -> None:
@@ -506,9 +442,3 @@ def test_a_node_that_knows_itself_by_the_loopback_address_is_found(place: Place)
     assert code == 1
     assert "n2 resolves to 127.0.1.1 on itself" in lines(found, "network")[0]
     assert place.doctor(*QUIET, **env, GLOO_SOCKET_IFNAME="ib0")[0] == 0
-
-
-def test_outside_of_the_script_one_node_is_checked(place: Place) -> None:
-    code, found = place.doctor(*QUIET, SLURM_JOB_NUM_NODES="2", GLOO_SOCKET_IFNAME="ib0")
-    assert code == 0
-    assert "'sbatch slurm/doctor.sbatch' checks the others" in troubles(found)[0]

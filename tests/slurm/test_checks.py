@@ -1,6 +1,7 @@
 """The checks before GPU hours are spent, as jobs on a cluster with and without faults."""
 
 import json
+import re
 
 import pytest
 
@@ -20,11 +21,9 @@ def test_ranks_on_two_nodes_understand_each_other(
     job = project.sbatch("slurm/check_comm.sbatch", *SMALL, "--json=found.json").wait()
     assert job.state == "COMPLETED", job.log
     found = json.loads((project.root / "found.json").read_text())
-    assert [place["host"] for place in found["ranks"]] == ["n1", "n1", "n2", "n2"]
-    assert {row["operation"] for row in found["speed"]} == {
-        *("all-reduce", "broadcast", "all-gather", "reduce-scatter"),
-    }
-    assert "4 ranks on gloo: all is right" in job.log
+    assert found["hosts"] == ["n1", "n1", "n2", "n2"]
+    assert {row["operation"] for row in found["speed"]} == {"all-reduce", "all-gather"}
+    assert "4 ranks on gloo: all results are right" in job.log
 
 
 def test_a_slow_link_stands_out(cluster: Cluster, projects: dict[str, Project]) -> None:
@@ -60,7 +59,8 @@ def test_a_project_that_fits_the_cluster_has_no_errors(projects: dict[str, Proje
     assert code == 0, said
     assert "0 error(s)" in said
     for script in ("train_cpu", "train_single_node", "train_multi_node"):
-        assert f"accepts slurm/{script}.sbatch, which would start at " in said
+        assert f"ok       scripts      slurm/{script}.sbatch: " in said
+        assert re.search(rf"accepts slurm/{script}\.sbatch: sbatch: Job \d+ to start at ", said)
 
 
 def test_what_the_cluster_does_not_have_is_named(make_project: MakeProject) -> None:

@@ -63,7 +63,7 @@ def download(argv: Sequence[str]) -> int:
 TOOLS = {
     "predict": "write what a trained network makes of a dataset",
     "export": "write a trained network as a graph, for programs without this project's code",
-    "doctor": "check what a job needs: software, Slurm's answers, nodes, data, trackers",
+    "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
     "check-comm": "check that the ranks can talk to each other, and how fast",
     "runs": "list the runs and how they stand: running, finished, failed, stuck",
     "plot": "draw the curves of runs to a file",

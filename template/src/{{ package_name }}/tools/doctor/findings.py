@@ -1,33 +1,28 @@
 """The finding of a check; `attempt` makes a finding of an exception, so that other checks run."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...engine.errors import UsageError
 
 Status = Literal["ok", "warning", "error"]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A line of the report.
 
-    Args:
+    Attributes:
         status: `ok`, `warning` (jobs run, but perhaps not as intended), or `error` (jobs fail).
         name: the subject, in a word or two.
         message: the facts and, unless the status is `ok`, what to do.
-        nodes: the nodes that the finding is about; empty if it is about all of them.
     """
 
     status: Status
     name: str
     message: str
-    nodes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = f"{', '.join(self.nodes)}: " if self.nodes else ""
-        return f"{self.status:8} {self.name:12} {where}{self.message}"
+        return f"{self.status:8} {self.name:12} {self.message}"
 
 
 def attempt(

@@ -1,7 +1,7 @@
 """What one node has, and how the nodes of a job differ.
 
-slurm/doctor.sbatch starts `doctor --nodes=report` on each node, which prints a report as a line of
-JSON. `doctor --nodes=compare` on the first node reads the reports and compares them.
+slurm/doctor.sbatch starts `doctor --nodes=report` on each node, which prints its findings as a line
+of JSON. `doctor --nodes=compare` on the first node reads these lines and compares them.
 """
 
 import json
@@ -9,12 +9,11 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...engine.errors import say
 from . import software
@@ -24,19 +23,9 @@ from .scripts import Script
 if TYPE_CHECKING:
     from ...settings import Settings
 
-DIFFERENCES: dict[str, Status] = {"python": "error", "torch": "error", "GPUs": "warning"}
+ALIKE: dict[str, Status] = {"python": "error", "torch": "error", "GPUs": "warning"}
 """The findings that should be the same on all nodes, and the status if they differ."""
-# Seconds. Slurm's authentication (munge) and Kerberos refuse credentials if clocks differ by
-# minutes.
-CLOCK_WARNING, CLOCK_ERROR = 5, 60
-FILE_DELAY = 30  # seconds that a new file may take to appear on another node
-
-Report = dict[str, Any]
-
-
-def count() -> int:
-    """Return how many nodes the job has; 1 outside of jobs."""
-    return int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+CLOCK = 10  # seconds that a clock may be off
 
 
 def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Finding]:
@@ -46,12 +35,14 @@ def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Findi
     yield from attempt("torch", software.pytorch, settings, jobs)
     if settings:
         yield from attempt("dataset", _dataset, settings)
-    yield from attempt("run folder", _writable, _run_root(settings))
-    yield from attempt("network", _network, os.environ)
+        yield from attempt("run folder", _run_folder, Path(settings.run_root))
+    if node_count() > 1:
+        yield from attempt("network", _network)
 
 
-def _run_root(settings: "Settings | None") -> Path:
-    return Path(settings.run_root if settings else ".")
+def node_count() -> int:
+    """Return how many nodes the job has; 1 outside of jobs."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
 
 
 def _dataset(settings: "Settings") -> Iterator[Finding]:
@@ -66,69 +57,46 @@ def _dataset(settings: "Settings") -> Iterator[Finding]:
     yield Finding("ok", "dataset", f"{settings.dataset}: {', '.join(sizes)}")
 
 
-def _writable(root: Path) -> Iterator[Finding]:
+def _run_folder(root: Path) -> Iterator[Finding]:
     """Write a file, and compare the clock of this node with the clock of the file server."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=root, prefix=".doctor-") as file:
-            before = time.time()
-            file.write("Can files be written here?")
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".doctor-") as file:
+            file.write(b"Can files be written here?")
             file.flush()
-            stored, after = os.stat(file.name).st_mtime, time.time()
+            ahead = time.time() - os.stat(file.name).st_mtime
     except OSError as error:
         message = f"{root} can't be written ({error.strerror}): set run_root to a folder of yours"
         yield Finding("error", "run folder", message)
         return
     yield Finding("ok", "run folder", f"{root} can be written")
-    ahead = before - stored if stored < before else min(after - stored, 0)
-    if abs(ahead) < CLOCK_WARNING:
-        yield Finding("ok", "clock", f"agrees with the file server of {root}")
-        return
-    message = (
-        f"is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the file server of {root}: "
-        "the times in logs are wrong, and Slurm refuses credentials if clocks differ by minutes: "
-        "tell your administrators"
-    )
-    yield Finding("error" if abs(ahead) >= CLOCK_ERROR else "warning", "clock", message)
+    if abs(ahead) > CLOCK:
+        message = f"is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the file server "
+        message += f"of {root}: times in logs are wrong, and Slurm refuses credentials if clocks "
+        message += "differ by minutes: tell your administrators"
+        yield Finding("warning", "clock", message)
 
 
-def _network(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that the other nodes of a job can reach this node by its name."""
-    if count() < 2:
-        return
+def _network() -> Iterator[Finding]:
+    """Check that the other nodes can reach this node by its name, which Gloo resolves here."""
     host = socket.gethostname()
     try:
-        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        address = str(addresses[0][4][0])
+        address = str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:
         address = "nothing"
-    # Gloo gives other nodes the address that this node's name resolves to.
-    if address.startswith(("nothing", "127.", "::1")) and "GLOO_SOCKET_IFNAME" not in env:
+    if address.startswith(("nothing", "127.", "::1")) and "GLOO_SOCKET_IFNAME" not in os.environ:
         message = f"{host} resolves to {address} on itself, where other nodes can't reach Gloo: "
         message += "export GLOO_SOCKET_IFNAME in slurm/site.sh; 'ip -br address' shows interfaces"
         yield Finding("error", "network", message)
 
 
 def report(settings: "Settings | None", findings: Iterable[Finding]) -> str:
-    """Return this node's report as a line of JSON, after looking for the first node's file."""
-    words = [[each.status, each.name, each.message] for each in findings]
-    shared = None
+    """Return this node's report as a line of JSON; leave a file in the run root for `compare`."""
+    found, marker = list(findings), None
     if settings:
         with suppress(OSError):  # a finding already says that the folder can't be written
-            shared = _appears(_shared_file(settings))
-    return json.dumps({"host": socket.gethostname(), "shared": shared, "findings": words})
-
-
-def _appears(path: Path) -> bool:
-    """Wait for a file of the first node; return whether it is there."""
-    end = time.monotonic() + FILE_DELAY
-    while not path.exists():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-        # A network file system may show an old state of a folder until this node changes it.
-        tempfile.NamedTemporaryFile(dir=path.parent, prefix=".doctor-").close()
-    return True
+            _, marker = tempfile.mkstemp(dir=settings.run_root, prefix=".doctor-")
+    return json.dumps({"host": socket.gethostname(), "marker": marker, "findings": found})
 
 
 def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Finding]:
@@ -138,60 +106,45 @@ def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Findi
         lines: what the nodes print: their reports, and other lines, which are printed.
         settings: of the run; None if they can't be read.
     """
-    shared = _shared_file(settings)
-    with suppress(OSError):  # the nodes report that the folder can't be written
-        shared.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            shared.open("x").close()
-            stack.callback(shared.unlink, missing_ok=True)
-        except FileExistsError:  # perhaps another user's, or a link
-            message = f"{shared} exists: remove it, or choose another --run-root"
-            yield Finding("error", "run folder", message)
-        except OSError:
-            pass
-        reports = sorted(_reports(lines), key=itemgetter("host"))
-    yield from _merge(reports)
-    hosts = [report["host"] for report in reports]
-    if len(hosts) < count():
-        message = f"{len(hosts)} of {count()} reported ({', '.join(hosts)}): see the lines above; "
-        message += "is each node up, and does Python start there?"
-        yield Finding("error", "nodes", message)
-    root = shared.parent
-    if others := tuple(report["host"] for report in reports if report["shared"] is False):
-        message = f"{root} is not the first node's folder: set run_root to a folder that all share"
-        yield Finding("error", "shared folder", message, others)
-    elif seen := [report for report in reports if report["shared"]]:
-        yield Finding("ok", "shared folder", f"{root} is the same on {len(seen)} node(s)")
-
-
-def _reports(lines: Iterable[str]) -> Iterator[Report]:
-    """Yield the reports among some lines, and print the other lines."""
+    reports: dict[str, list[Finding]] = {}
+    shared: dict[str, bool] = {}
     for line in lines:
         try:
             report = json.loads(line)
-            report["findings"] = [Finding(*words) for words in report["findings"]]
+            host = report["host"]
+            reports[host] = [Finding(*each) for each in report["findings"]]
         except (ValueError, TypeError, KeyError):
             say(line, end="")
-        else:
-            yield report
-
-
-def _merge(reports: Sequence[Report]) -> Iterator[Finding]:
-    """Yield each finding once, with its nodes unless it is about all of them."""
-    found: dict[str, dict[Finding, list[str]]] = {}
-    for report in reports:
-        for finding in report["findings"]:
-            found.setdefault(finding.name, {}).setdefault(finding, []).append(report["host"])
-    for name, findings in found.items():
-        each = "; ".join(f"{item.message} on {', '.join(on)}" for item, on in findings.items())
-        if name in DIFFERENCES and len(findings) > 1 and {f.status for f in findings} == {"ok"}:
-            yield Finding(DIFFERENCES[name], name, f"nodes should be alike, but have {each}")
             continue
-        for finding, on in findings.items():
-            yield replace(finding, nodes=() if len(on) == len(reports) else tuple(on))
+        if settings and report["marker"]:
+            marker = Path(settings.run_root, Path(report["marker"]).name)
+            shared[host] = marker.exists()
+            marker.unlink(missing_ok=True)
+    yield from _merge(reports)
+    if len(reports) < node_count():
+        message = f"{len(reports)} of {node_count()} reported ({', '.join(sorted(reports))}): see "
+        message += "the lines above; is each node up, and does Python start there?"
+        yield Finding("error", "nodes", message)
+    others = ", ".join(sorted(host for host, seen in shared.items() if not seen))
+    if settings and others:
+        message = f"{others}: {settings.run_root} is not the first node's folder: set run_root to "
+        yield Finding("error", "shared folder", f"{message}a folder that all share")
+    elif settings and shared:
+        message = f"{settings.run_root} is the same on {len(shared)} node(s)"
+        yield Finding("ok", "shared folder", message)
 
 
-def _shared_file(settings: "Settings | None") -> Path:
-    """Return the file that the first node makes and the other nodes look for."""
-    return _run_root(settings) / f".doctor-{os.environ.get('SLURM_JOB_ID', 0)}"
+def _merge(reports: dict[str, list[Finding]]) -> Iterator[Finding]:
+    """Yield each finding once, with its nodes unless all have it."""
+    hosts: dict[Finding, list[str]] = {}
+    for host in sorted(reports):
+        for finding in reports[host]:
+            hosts.setdefault(finding, []).append(host)
+    variants = Counter(finding.name for finding in hosts if finding.status == "ok")
+    for finding, having in hosts.items():
+        status, name, message = finding
+        if len(having) < len(reports):
+            message = f"{', '.join(having)}: {message}"
+        if status == "ok" and name in ALIKE and variants[name] > 1:
+            status, message = ALIKE[name], f"{message}, but nodes should be alike: choose others"
+        yield Finding(status, name, message)
