@@ -7,8 +7,6 @@ import gzip
 import hashlib
 import http.client
 import logging
-import os
-import struct
 import urllib.request
 import zlib
 from pathlib import Path
@@ -35,11 +33,7 @@ CHECKSUMS = {
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Return images, uint8 (samples, 28, 28), and labels, int64 (samples,), of a part.
-
-    Args:
-        folder: of the IDX files, plain or as .gz.
-        part: `train` or `t10k`.
+    """Return images, uint8 (samples, 28, 28), and labels, int64 (samples,), of `train` or `t10k`.
 
     Raises:
         UsageError: a file is missing or damaged.
@@ -52,11 +46,8 @@ def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 def read_idx(path: Path) -> np.ndarray:
     """Return the array of an IDX file of bytes, read from `path` or from `path`.gz.
 
-    The format (two zero bytes, a type, the number of dimensions, their sizes as big-endian
-    integers, the values) is described on MNIST's page by LeCun, Cortes and Burges.
-
-    Raises:
-        UsageError: the file is missing or damaged.
+    The format is two zero bytes, a type, the number of dimensions, their sizes as big-endian
+    integers, and the values.
     """
     found = stored(path)
     if not found.exists():
@@ -66,11 +57,10 @@ def read_idx(path: Path) -> np.ndarray:
         )
     try:
         content = unpacked(found.read_bytes())
-        (dimensions,) = struct.unpack_from(">3xB", content)
-        shape = struct.unpack_from(f">{dimensions}I", content, 4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
-    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise UsageError(f"{found} is damaged ({error}): run 'make data' again") from None
+        shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        raise UsageError(f"{found} is damaged ({error}): delete it and run 'make data'") from None
 
 
 def stored(path: Path) -> Path:
@@ -84,9 +74,7 @@ def unpacked(content: bytes) -> bytes:
 
 
 def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
-    """Fetch the four files into `folder` and verify them. A file that is right stays.
-
-    A file of that name with other content is renamed to end in .old.
+    """Fetch those of the four files that `folder` lacks, and verify their checksums.
 
     Raises:
         UsageError: no mirror has the right file, or the folder can't be written to.
@@ -94,44 +82,28 @@ def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, checksum in CHECKSUMS.items():
-            found = stored(folder / name)
-            if found.exists():
-                if _is_original(found.read_bytes(), checksum):
-                    log.info("%s is already there", found.name)
-                    continue
-                log.warning("%s is not the original: fetching it again", found.name)
-            content = _fetch(name, folder, checksum, mirrors)
-            if found.exists():
-                os.replace(found, f"{found}.old")
-            write_atomically(folder / f"{name}.gz", content)
+            if stored(folder / name).exists():
+                log.info("%s is already there", name)
+            else:
+                write_atomically(folder / f"{name}.gz", _fetch(name, checksum, mirrors))
     except OSError as error:
         raise UsageError(f"can't write to the folder {folder}: {error.strerror}") from None
 
 
-def _is_original(content: bytes, checksum: str) -> bool:
-    try:
-        return hashlib.sha256(unpacked(content)).hexdigest() == checksum
-    except (OSError, EOFError, zlib.error):
-        return False
-
-
-def _fetch(name: str, folder: Path, checksum: str, mirrors: tuple[str, ...]) -> bytes:
+def _fetch(name: str, checksum: str, mirrors: tuple[str, ...]) -> bytes:
     """Return the compressed file from the first mirror that has the right one."""
-    faults = []
     for mirror in mirrors:
         try:
             with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=30) as response:
-                content = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            faults.append(f"{mirror}: {str(error)[:200]!a}")
-            continue
-        if _is_original(content, checksum):
-            log.info("%s was fetched from %s", name, mirror)
-            return content
-        faults.append(f"{mirror}: its checksum is wrong")
+                content: bytes = response.read()
+            if hashlib.sha256(unpacked(content)).hexdigest() == checksum:
+                return content
+            log.warning("%s%s.gz has a wrong checksum", mirror, name)
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            log.warning("can't fetch %s%s.gz: %s", mirror, name, error)
     raise UsageError(
-        f"{name} could not be fetched ({'; '.join(faults)}): copy the four files to "
-        f"{folder.resolve()} from elsewhere, or use --dataset synthetic"
+        f"{name} could not be fetched: copy MNIST's four files to data_dir from elsewhere, or use "
+        "--dataset synthetic"
     )
 
 
@@ -161,13 +133,8 @@ def synthesize(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     glyphs = glyphs.repeat(3, axis=1).repeat(3, axis=2)  # (10, 21, 15)
     labels = draw.integers(0, 10, samples)
     images = draw.integers(0, 64, (samples, 28, 28), np.uint8)
-    for image, label, top, left, ink in zip(
-        images,
-        labels,
-        draw.integers(0, 8, samples),
-        draw.integers(0, 14, samples),
-        draw.integers(60, 192, samples, np.uint8),
-        strict=True,
-    ):
+    tops, lefts = draw.integers(0, 8, samples), draw.integers(0, 14, samples)
+    inks = draw.integers(60, 192, samples, np.uint8)
+    for image, label, top, left, ink in zip(images, labels, tops, lefts, inks, strict=True):
         image[top : top + 21, left : left + 15] += ink * glyphs[label]
     return torch.from_numpy(images), torch.from_numpy(labels)
