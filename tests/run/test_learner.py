@@ -641,7 +641,7 @@ def test_what_fails_after_the_training_costs_itself_alone(learners: Path, tmp_pa
     for number, (code, env) in enumerate([(1, {}), (0, {"SWEEP_TRIAL": "1"})]):
         job = train(learners, tmp_path / f"{number}", 2, "--max-steps=2", KIND="Several", **env)
         assert job.codes == [code, 0], job.log
-        assert job.log.count("is finished, but has no figures: cannot predict several") == 1
+        assert job.log.count("is finished, but not all was written: cannot predict several") == 1
         assert json.loads((job.run_dir / "summary.json").read_text())["global_step"] == 2
         assert json.loads((job.run_dir / "status.json").read_text())["status"] == "finished"
 

@@ -386,15 +386,12 @@ def test_a_prolonged_run_that_is_killed_at_its_end_is_finished(
     job = launch(1, "--max-steps=6", "--log-every=1")
     whole, before, status = job.metrics(), job.summary, state_of(run)
     rates = [line["train/lr"] for line in whole if "train/lr" in line]
-    said = re.search(r"the learning rate goes up from (\S+) to (\S+), since", job.log)
-    assert said and [float(rate) for rate in said.groups()] == pytest.approx(rates[2:4], rel=0.01)
-    assert rates[2] < rates[3]
+    assert "max_steps was 3 at the checkpoint, now 6" in job.log and rates[2] < rates[3]
     # As a kill leaves it between the line of the test and the summary.
     (run / "summary.json").write_bytes(kept)
     job = launch(1, "--max-steps=6", "--log-every=1")
     assert (job.summary["global_step"], job.summary["resumed_from_step"]) == (6, 6)
     assert reproducible(job.metrics()) == reproducible(whole)
-    assert "goes up" not in job.log
     # Figures are those of all attempts, of which this one took no step.
     assert before["trained_seconds"] > json.loads(kept)["trained_seconds"] > 0
     for name in ("trained_seconds", "samples_per_second", "best_step"):

@@ -4,17 +4,17 @@ A `Learner` has the networks, their optimizers, the loss of a batch, and the met
 evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same for all models.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .engine import checkpoint_files, inference, nested
-from .engine.checks import check_loss, check_weight
+from .engine.checks import check_loss
 from .engine.errors import UsageError
 from .engine.ranks.device import sum_dtype
 from .engine.ranks.strategy import blocks
@@ -33,9 +33,8 @@ def model_class() -> "type[Learner]":
     found = getattr(import_module(".model", __package__), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Learner)):
         raise UsageError(
-            "model.py has no 'class Model(Learner)', whose methods say what is trained: "
-            "learner.py has the methods, and docs/own-model.md in the repository of the template "
-            "says how functions of an earlier model.py become methods"
+            "model.py has no 'class Model(Learner)', whose methods say what is trained: learner.py "
+            "has the methods, and docs/own-model.md in the repository of the template explains them"
         )
     return found
 
@@ -53,17 +52,11 @@ class Learner:
     best: tuple[str, Literal["min", "max"]] = ("validation/loss", "min")
     unit = "samples"
 
-    RENAMED: ClassVar = {
-        "weigh": "batch_weight",
-        "conclude": "compute_metrics",
-        "units": "fsdp_units",
-    }
-
     def __init_subclass__(cls) -> None:
         """Raise UsageError for a method that now has another name: nothing would call it."""
-        for old, new in cls.RENAMED.items():
-            if old in vars(cls):
-                raise UsageError(f"the method {old} in model.py is now called {new}: rename it")
+        now = {"weigh": "batch_weight", "conclude": "compute_metrics", "units": "fsdp_units"}
+        for old in now.keys() & vars(cls).keys():
+            raise UsageError(f"the method {old} in model.py is now called {now[old]}: rename it")
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -162,9 +155,6 @@ class Learner:
             settings: by default, those that the checkpoint was saved with.
             which: the checkpoint of a run folder.
             device: for the networks.
-
-        Raises:
-            UsageError: there is no checkpoint, or it does not fit model.py.
         """
         path = checkpoint_files.find(Path(source), which)
         settings = settings or inference.saved_settings(Settings, path)
@@ -184,10 +174,3 @@ class Learner:
         The default is all its numbers. Return less if they are many.
         """
         return nested.plain(prediction)
-
-
-def weight_function(learner: Learner) -> Callable[[Any], int] | None:
-    """Return the `batch_weight` of model.py with a check; None if model.py does not define it."""
-    if type(learner).batch_weight is Learner.batch_weight:
-        return None
-    return lambda batch: check_weight(learner.batch_weight(batch))

@@ -3,10 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,10 +29,9 @@ from .engine.run.logger import RunLogger
 from .engine.run.logging_setup import set_up_logging
 from .engine.run.messages import DataWaitHint, log_start
 from .engine.run.meters import Meter
-from .engine.run.record import RECORDER
 from .engine.schedule import scaling
 from .engine.updater import Updater
-from .learner import Learner, model_class, weight_function
+from .learner import Learner, model_class
 from .settings import Settings
 from .trackers import select
 from .trackers.dispatch import Trackers
@@ -48,9 +45,6 @@ def run(settings: Settings, request: StopRequest) -> int:
     Returns:
         The exit code of the process: 0, or 75 if a signal stopped the run after a checkpoint. Slurm
         requeues a job that exits with 75 (slurm/common.sh).
-
-    Raises:
-        UsageError: the settings do not fit the world, the machine or the data.
     """
     trackers = select(settings.trackers)
     make = model_class()
@@ -63,20 +57,15 @@ def run(settings: Settings, request: StopRequest) -> int:
 
 
 class Trainer:
-    """Trains a learner's networks on its datasets.
-
-    Args:
-        learner: the networks, the optimizers and the loss.
-        settings: of the run. world: the ranks.
-        request: whether a signal asked the run to stop (engine/ranks/signals.py).
-    """
+    """Trains a learner's networks on its datasets, until the end or a stop request."""
 
     def __init__(
         self, learner: Learner, settings: Settings, world: World, request: StopRequest
     ) -> None:
         self.learner, self.settings, self.world, self.request = learner, settings, world, request
         self.datasets = data.load(settings)
-        weigh = weight_function(learner)
+        own_weight = type(learner).batch_weight is not Learner.batch_weight
+        weigh = learner.batch_weight if own_weight else None
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
         check_datasets(self.datasets, self.loader.samples, settings, world)
@@ -97,18 +86,9 @@ class Trainer:
         """Train until the end or a signal; return the exit code of the process."""
         settings, world, checkpointing = self.settings, self.world, self.checkpointing
         log_start(settings, world, self.loader, self.samples_per_step)
-        finished = is_finished(checkpointing.run_dir, self.position.step)
-        if self.position.is_end(settings) and world.broadcast(finished):
+        if self.position.is_end(settings) and world.on_main(self._is_finished):
             log.info("nothing is left to do: this run has finished; --run-dir chooses another")
             return 0
-        before = self.networks.learning_rates()["train/lr"]
-        if checkpointing.resized and (now := self._set_learning_rates()) > before and world.is_main:
-            log.warning(
-                "the learning rate goes up from %.3g to %.3g, since its schedule spans the longer "
-                "run: to keep it low, start another run with --init-from and a low --lr",
-                before,
-                now,
-            )
         self.evaluator.check(self.datasets.validation)
         if settings.dry_run:
             log.info("dry run: a sample was evaluated and predicted; no step was taken")
@@ -117,12 +97,7 @@ class Trainer:
         self.logger = RunLogger(
             settings, world, partial(Trackers, names), checkpointing, self.learner.best
         )
-        with (
-            self.logger,
-            closing(self.loader),
-            checkpointing,
-            lost_ranks_explained(world.rank),
-        ):
+        with self.logger, closing(self.loader), checkpointing, lost_ranks_explained(world.rank):
             while not self.position.is_end(settings):
                 if not self._train_epoch():
                     self.logger.ending = "preempted"
@@ -132,17 +107,22 @@ class Trainer:
             self.logger.ending = "finished"
         return code
 
+    def _is_finished(self) -> bool:
+        """Return whether there is a summary.json of this step: a longer run has an earlier one."""
+        with suppress(OSError, ValueError):
+            summary = read_object(self.checkpointing.run_dir / "summary.json", {})
+            return summary.get("global_step") == self.position.step
+        return False
+
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch; return False if a signal stopped the run first."""
         position, settings = self.position, self.settings
-        left = (settings.max_steps or 0) - position.step + position.epoch_steps
-        ends = ((self.loader.samples or 0) // self.samples_per_step, left)
-        length = min((each for each in ends if each > 0), default=None)
+        length = self.loader.samples and self.loader.samples // self.samples_per_step
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
         self.meter.begin()
-        loaded = self._next(steps)
+        loaded = next(steps)
         totals.begin(position.step, *self.loader.sizes(loaded))
         stopping, samples = False, 1  # 0 samples: the epoch is over
         while not position.is_end(settings):
@@ -155,7 +135,7 @@ class Trainer:
                 if position.is_end(settings):
                     break
             # The totals of the next step are summed while this step is computed.
-            following = self._next(steps)
+            following = next(steps)
             totals.begin(position.step, *self.loader.sizes(following))
             self.train_step(loaded, samples, weight)
             loaded = following
@@ -173,21 +153,11 @@ class Trainer:
             self._end_epoch()
         return not stopping
 
-    def _next(self, steps: Iterator[list[Loaded]]) -> list[Loaded]:
-        """Return the batches of the next step, and record the time that they took."""
-        loaded = next(steps)
-        RECORDER.add("train/data_seconds", self.loader.waited, 1)
-        return loaded
-
     def train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
-        """Take a step.
-
-        Args:
-            loaded: the batches of this rank.
-            samples, weight: of the batches of all ranks together.
-        """
+        """Take a step with this rank's batches; samples and weight are those of all ranks."""
         settings, position = self.settings, self.position
-        self._set_learning_rates()
+        factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
+        self.networks.set_learning_rates(factor)
         seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
         self.updater.begin(self.loader.padded(loaded), weight, measure_norm)
@@ -195,12 +165,6 @@ class Trainer:
         position.advance(samples)
         self.networks.update_averages(position.step)
         self.meter.count(samples, weight)
-
-    def _set_learning_rates(self) -> float:
-        """Set the learning rates for the next step; return the first one."""
-        factor = scaling(self.settings, self.samples_per_step)
-        self.networks.set_learning_rates(factor * self.learner.schedule(self.progress()))
-        return self.networks.learning_rates()["train/lr"]
 
     def progress(self) -> float:
         """Return how much of the training is done, from 0 to 1."""
@@ -222,12 +186,16 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Validate if it is due, begin the next epoch, and save."""
-        if self.position.step == 0:
+        position = self.position
+        if position.step == 0:
             raise UsageError("the training set has no samples: is data_dir the right folder?")
-        if is_due(self.settings.validate_epochs, self.position.epoch + 1):
-            self.validate(epoch_ends=True)
+        due = is_due(self.settings.validate_epochs, position.epoch + 1)
+        if due and not self._is_validated():
+            metrics = self._evaluate()
+            position.end_epoch()
+            self._record(metrics)
         else:
-            self.position.end_epoch()
+            position.end_epoch()
             self.save()
 
     def save(self, best: bool = False) -> None:
@@ -236,32 +204,33 @@ class Trainer:
 
     # -- validations ------------------------------------------------------------------------------
 
-    def validate(self, epoch_ends: bool = False) -> None:
+    def validate(self) -> None:
         """Evaluate on the validation set and save, unless this was done at this step already.
 
         Every rank calls this.
-
-        Args:
-            epoch_ends: whether the next epoch begins after this.
         """
+        if not self._is_validated():
+            self._record(self._evaluate())
+
+    def _is_validated(self) -> bool:
         position = self.position
-        name, direction = self.learner.best
-        began, best = time.perf_counter(), False
-        found: dict[str, float] = {}
-        if position.validated_step != position.step or position.best_score is None:
-            # A signal during a long validation then costs no more than the validation.
-            self.save()
-            found = self.evaluator.evaluate(
-                self.datasets.validation, "validation", position.step
-            ).metrics
-        if epoch_ends:
-            position.end_epoch()
-        elif not found:
-            return
-        if found:
-            self.checkpointing.check_finite(f"{name} is", found[name])
-            best = position.judge(found[name], direction)
-        self.logger.metrics(position.step, self.progress(), {"epoch": position.epoch, **found})
+        return position.validated_step == position.step and position.best_score is not None
+
+    def _evaluate(self) -> dict[str, float]:
+        """Return the metrics of the validation set."""
+        began = time.perf_counter()
+        # A signal during a long validation then costs no more than the validation.
+        self.save()
+        found = self.evaluator.evaluate(self.datasets.validation, "validation", self.position.step)
+        self.meter.skip(time.perf_counter() - began)
+        return found.metrics
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        """Log the metrics of a validation, note whether they are the best, and save."""
+        position, (name, direction) = self.position, self.learner.best
+        self.checkpointing.check_finite(f"{name} is", metrics[name])
+        best = position.judge(metrics[name], direction)
+        self.logger.metrics(position.step, self.progress(), {"epoch": position.epoch, **metrics})
         self.logger.best(position.best_score, position.best_step)
         self.save(best)
         if position.is_out_of_patience(self.settings):
@@ -271,7 +240,6 @@ class Trainer:
                 position.step,
                 position.best_step,
             )
-        self.meter.skip(time.perf_counter() - began)
 
     # -- the end of a run -------------------------------------------------------------------------
 
@@ -290,26 +258,23 @@ class Trainer:
         """Evaluate on the test set, and write summary.json and figures; every rank calls this.
 
         Returns:
-            The exit code of the process: 1 on rank 0 if something failed after the summary was
-            written. In a sweep it is 0, since the trial has its result.
+            The exit code: 1 on rank 0 if figures or registry failed, but 0 in a sweep.
         """
         step = self.position.step
         test = self.evaluator.evaluate(self.datasets.test, "test", step)
         self.checkpointing.check_saved("ended")
         self.logger.metrics(step, 1.0, test.metrics)
         self.logger.summary(self.summary(test))
-        code = 0
-        for what, leave in (("figures", self._draw), ("model in the registry", self._register)):
-            try:
-                leave(test)
-            except Exception as error:
-                if self.world.is_main:  # only rank 0 writes figures
-                    unknown = not isinstance(error, UsageError)
-                    log.error(
-                        "the run is finished, but has no %s: %s", what, error, exc_info=unknown
-                    )
-                    code = 0 if "SWEEP_TRIAL" in os.environ else 1
-        return code
+        try:
+            self._draw(test)
+            self._register()
+        except Exception as error:
+            if not self.world.is_main:  # only rank 0 writes them
+                return 0
+            unknown = not isinstance(error, UsageError)
+            log.error("the run is finished, but not all was written: %s", error, exc_info=unknown)
+            return 0 if "SWEEP_TRIAL" in os.environ else 1
+        return 0
 
     def summary(self, test: Evaluation) -> dict[str, Any]:
         """Return the content of summary.json; every rank calls this."""
@@ -319,7 +284,7 @@ class Trainer:
             self.learner.best[0].replace("/", "_"): position.best_score,
             "best_step": position.best_step,
             "epochs": position.epoch,
-            "global_step": position.step,  # `is_finished` reads it
+            "global_step": position.step,  # `_is_finished` reads it
             "world_size": world.size,
             "backend": world.backend,
             "device": str(world.device),
@@ -340,23 +305,10 @@ class Trainer:
             named = {f"test/{name}": figure for name, figure in drawn.items()}
             self.logger.figures(self.position.step, named)
 
-    def _register(self, _test: Evaluation) -> None:
+    def _register(self) -> None:
         """Add the best network to the registry of models, if `register_model` names one."""
         name = self.settings.register_model
-        if not name or not self.world.is_main:
-            return
-        self.checkpointing.wait()
-        best = self.checkpointing.checkpoints.best()
-        if best is None:
-            raise UsageError("there is no checkpoint")
-        loaded = self.learner.load(best, self.settings)
-        example = loaded.learner.inputs(loaded.example(self.datasets.test, 4))
-        self.logger.trackers.log("model", loaded.networks, example, name, loaded.step)
-
-
-def is_finished(run_dir: Path, step: int) -> bool:
-    """Return whether summary.json is of this step; a prolonged run has that of an earlier one."""
-    try:
-        return read_object(run_dir / "summary.json", {}).get("global_step") == step
-    except (OSError, ValueError):
-        return False
+        if name and self.world.is_main:
+            best = self.learner.load(self.checkpointing.run_dir, self.settings)
+            example = best.learner.inputs(best.example(self.datasets.test, 4))
+            self.logger.trackers.log("model", best.networks, example, name, best.step)

@@ -58,7 +58,6 @@ class Checkpointing:
         position: where the training is.
         line_count: lines of metrics.jsonl at the checkpoint, None without one.
         resumed_from: the checkpoint's step, None without one.
-        resized: whether epochs or max_steps have changed since the checkpoint.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class Checkpointing:
         self.position = Position()
         self.line_count: int | None = None
         self.resumed_from: int | None = None
-        self.resized = False
         self._resume()
 
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
@@ -292,6 +290,4 @@ class Checkpointing:
             self.position.epoch_steps = self.position.consumed // self.samples_per_step
         self.meter.load_state_dict(state["meter"], self.world)
         self.line_count = state["line_count"]
-        before, now = state["settings"], self.settings
-        self.resized = (before["epochs"], before["max_steps"]) != (now.epochs, now.max_steps)
         self.resumed_from = self.position.step

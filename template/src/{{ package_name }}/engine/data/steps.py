@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from ..checks import check_weight
 from ..config import Settings
 from ..ranks.world import World
+from ..run.record import RECORDER
 from .batches import TrainBatches
 
 
@@ -32,7 +34,6 @@ class StepLoader:
         samples: of all ranks in an epoch, None if unknown.
         workers: number of loading workers.
         uneven: whether ranks may have different samples or weights in a step.
-        waited: seconds that this rank waited for the batches of the last step.
     """
 
     def __init__(
@@ -50,7 +51,6 @@ class StepLoader:
         self.samples, self.accumulate = self.batches.samples, settings.accumulate
         self.weigh, self.uneven = weigh, self.batches.uneven or weigh is not None
         self.workers = self.batches.loader.num_workers
-        self.waited = 0.0
 
     def close(self) -> None:
         """End the loading workers."""
@@ -68,10 +68,10 @@ class StepLoader:
         while True:
             began = time.perf_counter()
             loaded = [
-                Loaded(batch, samples, self.weigh(batch) if self.weigh else samples)
+                Loaded(batch, samples, check_weight(self.weigh(batch)) if self.weigh else samples)
                 for samples, batch in islice(batches, self.accumulate)
             ]
-            self.waited = time.perf_counter() - began
+            RECORDER.add("train/data_seconds", time.perf_counter() - began, 1)
             yield loaded
 
     def padded(self, loaded: list[Loaded]) -> list[Loaded]:
