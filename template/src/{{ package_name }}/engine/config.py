@@ -32,11 +32,7 @@ T = TypeVar("T")
 
 
 def with_full_paths(flags: T) -> T:
-    """Return a dataclass of flags or settings with ~ and $VARIABLES in its paths expanded.
-
-    Raises:
-        UsageError: a variable is not set, or a user does not exist.
-    """
+    """Return a dataclass of flags or settings with ~ and $VARIABLES in its paths expanded."""
 
     def expanded(name: str, value: Any) -> Any:  # noqa: ANN401 - any field's
         if isinstance(value, tuple):
@@ -49,20 +45,15 @@ def with_full_paths(flags: T) -> T:
 
 
 def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
-    """Return the flags of a command, with all paths expanded; bad flags end it with exit code 2.
-
-    Raises:
-        UsageError: a variable in a path is not set, or a user does not exist.
-    """
+    """Return the flags of a command, with all paths expanded; bad flags end it with exit code 2."""
     return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog, console_outputs=is_rank_0()))
 
 
 class _YamlLoader(yaml.SafeLoader):
     """Reads null, booleans and numbers as both YAML 1.1 and 1.2 do; everything else is text.
 
-    PyYAML follows YAML 1.1, in which `010` is 8 and `1:30` is 90. As text, the type of the setting
-    decides what it is. Aliases are refused, since aliases of aliases expand to any number of
-    values, and so is a name that comes twice.
+    PyYAML takes `010` for 8 and `1:30` for 90. Aliases are refused, since aliases of aliases expand
+    to any number of values, and so is a name that comes twice.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - without those of SafeLoader
@@ -88,25 +79,18 @@ for _tag, _pattern in (
     ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+"),
     ("float", r"[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 ):
-    _YamlLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), None
-    )
+    _match = re.compile(f"(?:{_pattern})$")
+    _YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _match, None)
 
 
-def read_yaml(path: Path, links: bool = False) -> Any:  # noqa: ANN401 - any YAML
-    """Return the content of a YAML file of at most 64 KiB.
-
-    Args:
-        path: the file.
-        links: whether the file may be a link. In a run folder, another user may have made it.
+def read_yaml(path: Path) -> Any:  # noqa: ANN401 - any YAML
+    """Return the content of a YAML file of at most 64 KiB, which may not be a link.
 
     Raises:
-        OSError: it can't be read.
-        ValueError: it is not YAML.
+        OSError: it can't be read. ValueError: it is not YAML.
     """
-    content = read_bytes(path.resolve() if links else path, 2**16)
     try:
-        return _YamlLoader(content).get_single_data()
+        return _YamlLoader(read_bytes(path, 2**16)).get_single_data()
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
 
@@ -224,11 +208,7 @@ class Settings:
     """name of the best network in the model registry of trackers that have one"""
 
     def for_world(self, size: int) -> "Self":
-        """Return the settings with the batch size of each rank, from the global batch size.
-
-        Raises:
-            UsageError: the ranks can't share the global batch evenly.
-        """
+        """Return the settings with the batch size of each rank, from the global batch size."""
         if not self.global_batch_size:
             return self
         shares = size * self.accumulate
@@ -256,8 +236,7 @@ class Settings:
         end the process with exit code 2, as argparse does.
 
         Raises:
-            UsageError: the file can't be read, or has an unknown key; or a value has the wrong
-                type or is out of range.
+            UsageError: the file can't be read, or a setting in it or in a flag is wrong.
         """
         config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         config.add_argument("--config", type=Path)
@@ -265,7 +244,8 @@ class Settings:
         path = Path(full_path("config", str(flag.config))) if flag.config else DEFAULT_CONFIG
         defaults = cls()
         if flag.config or path.exists():
-            defaults = dataclasses.replace(cls.from_yaml(path, links=True), config=path)
+            # The user chose it, so it may be a link.
+            defaults = dataclasses.replace(cls.from_yaml(path.resolve()), config=path)
         settings = tyro.cli(
             cls,
             args=rest,
@@ -278,18 +258,14 @@ class Settings:
         return with_full_paths(cls.from_values(vars(settings)))
 
     @classmethod
-    def from_yaml(cls, path: Path, links: bool = False) -> "Self":
+    def from_yaml(cls, path: Path) -> "Self":
         """Return the settings of a YAML file, with defaults for those that it leaves out.
 
-        Args:
-            path: the file.
-            links: whether it may be a link, which a file of a run folder may not be.
-
         Raises:
-            UsageError: the file can't be read, or a key or a value in it is wrong.
+            UsageError: the file can't be read or is a link, or a key or a value in it is wrong.
         """
         try:
-            values = read_yaml(path, links) or {}
+            values = read_yaml(path) or {}
         except OSError as error:
             raise UsageError(f"can't read the settings in {path}: {error.strerror}") from None
         except ValueError as error:
@@ -306,11 +282,7 @@ class Settings:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> "Self":
-        """Return settings from values, each checked against its type and range.
-
-        Raises:
-            UsageError: a value is wrong; the message begins with `source`.
-        """
+        """Return settings from values; raise UsageError, with `source` first, if one is wrong."""
         # Imported here, since --help does not need it.
         from pydantic import TypeAdapter, ValidationError
 
@@ -319,18 +291,14 @@ class Settings:
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
             # A setting of several types has an error for each of them.
-            reasons = [each["msg"] for each in error.errors() if each["loc"][0] == name]
-            reasons = [each.removeprefix("Input ").removeprefix("String ") for each in reasons]
+            found = [each["msg"] for each in error.errors() if each["loc"][0] == name]
+            reasons = [each.removeprefix("Input ").removeprefix("String ") for each in found]
             reason = ", or ".join(dict.fromkeys(reasons))
             reason = reason.replace("valid tuple", "list, such as [a, b]")
             raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
-        if settings.experiment in (".", "..") or not re.fullmatch(r"[^/\\]+", settings.experiment):
+        if Path(settings.experiment).name in ("", "..") or "/" in settings.experiment:
             raise UsageError(
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
                 "in run_root, such as baseline"
-            )
-        if set(settings.register_model or "") & set("/:"):
-            raise UsageError(
-                f"{source}register_model is {settings.register_model!r}: use a name without / or :"
             )
         return settings

@@ -23,7 +23,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
         UsageError: the file can't be read, or a setting or a value in it is wrong.
     """
     try:
-        wanted = read_yaml(path, links=True)
+        wanted = read_yaml(path.resolve())
     except (OSError, ValueError) as error:
         raise UsageError(f"can't read the search space: {' '.join(str(error).split())}") from None
     if not isinstance(wanted, dict) or not wanted:
