@@ -26,7 +26,7 @@ from .conftest import QUICK, Launch, clean_environment, edited, sign, spawn, sru
         (["--validation-size=20000"], "hold out at least one and not all"),
         (["--trackers", "tensorbord"], "this project has tensorboard"),
         (["--run-dir=/proc/nothing"], "can't write to the run folder /proc/nothing"),
-        (["--config=nowhere.yaml"], "can't read the settings in nowhere.yaml"),
+        (["--config=nowhere.yaml"], "nowhere.yaml: No such file"),
         (["--experiment=a/b"], "experiment is 'a/b': it must be the name of one folder"),
         (["--experiment=.."], "experiment is '..': it must be the name of one folder"),
     ],
@@ -106,11 +106,11 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
     [
         (
             "images, labels = images[rank:], labels[rank:]",
-            "training set has 14999 samples on rank 1, but ranks have from ",
+            "training set has 14999 samples on rank 1, but 15000 on another",
         ),
         (
             "test.images, test.labels = test.images[rank:], test.labels[rank:]",
-            "test set has 1000 samples on rank 1, but ranks have from ",
+            "test set has 1000 samples on rank 1, but 1001 on another",
         ),
         ("test.images, test.labels = test.images[:0], test.labels[:0]", "test set has no samples"),
     ],

@@ -22,9 +22,7 @@ def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
 
 def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` returned
     """Return what `batch_weight` returned as an int; raise UsageError if it is not one >= 0."""
-    if isinstance(weight, Tensor) and weight.numel() == 1:
-        weight = weight.item()
-    if not isinstance(weight, int | float) or weight % 1 or weight < 0:
+    if int(weight) != weight or weight < 0:
         raise UsageError(
             f"batch_weight in model.py returned {weight!s:.80}: it must be a whole number, such as "
             "the number of tokens"
@@ -33,11 +31,7 @@ def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` 
 
 
 def check_same_settings(settings: Settings, world: World) -> None:
-    """Check that all ranks were started with the same settings.
-
-    Raises:
-        UsageError: on a rank whose settings differ from rank 0's.
-    """
+    """Raise UsageError on a rank whose settings differ from those of rank 0."""
     mine = settings.as_dict()
     for name, value in world.broadcast(mine).items():
         if mine[name] != value:
@@ -53,31 +47,20 @@ def check_datasets(
     settings: Settings,
     world: World,
 ) -> None:
-    """Check that each dataset has samples, and the same number on all ranks.
+    """Raise UsageError if a set is empty, or has another length on another rank.
 
-    Args:
-        datasets: with `validation` and `test`, whose lengths are known.
-        samples: length of the training set, None if it is not known.
-        settings: of the run. world: the ranks.
-
-    Raises:
-        UsageError: on every rank, if a check fails, or if neither the length of the training set
-            nor `max_steps` says when the training ends.
+    `samples` is the length of the training set, None if it is not known.
     """
-    _check_samples("training", samples, world)
-    _check_samples("validation", len(datasets.validation), world)
-    _check_samples("test", len(datasets.test), world)
-    if not samples and not settings.max_steps:
+    sets = {"validation": len(datasets.validation), "test": len(datasets.test)}
+    for name, length in {"training": samples, **sets}.items():
+        others = [each for each in world.gather(length) if each != length]
+        if others:
+            raise UsageError(
+                f"the {name} set has {length} samples on rank {world.rank}, but {others[0]} on "
+                "another: data.py must return the whole set on every rank, and engine/data "
+                "distributes it"
+            )
+        if length == 0:
+            raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")
+    if samples is None and not settings.max_steps:
         raise UsageError("the training set does not say its length: set --max-steps")
-
-
-def _check_samples(name: str, samples: int | None, world: World) -> None:
-    most, fewest = world.maximum([samples or 0, -(samples or 0)])
-    if most != -fewest:
-        raise UsageError(
-            f"the {name} set has {samples} samples on rank {world.rank}, but ranks have from "
-            f"{-fewest:.0f} to {most:.0f}: data.py must return the whole set on every rank, and "
-            "engine/data distributes it"
-        )
-    if samples == 0:
-        raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")
