@@ -22,36 +22,33 @@ from .engine.errors import (
     note_failure,
     printable,
     printable_lines,
-    wait_for_rank_0,
 )
 
 
 def train(argv: Sequence[str]) -> int:
-    """train the model; on one process, or on every rank that torchrun or srun started"""
+    """Train on this rank; return 0, or 75 if a signal stopped the training."""
     from .engine.ranks.signals import StopRequest, ignore_signals
     from .settings import Settings
 
     settings = Settings.parse(argv)
     # Before torch is imported, which takes a second: a signal in that second must not kill us.
     stop = StopRequest.install()
+    from .trackers.dispatch import left_behind
     from .train import run
 
     code = run(settings, stop)
     # The launcher sends TERM to the others when the first rank leaves with 75. A rank whose
     # interpreter is shutting down would die of it, and the batch script would not see 75.
     ignore_signals()
-    from .trackers.dispatch import left_behind
-
     if left_behind():
         # The handlers that a tracker's library registers with atexit may wait or fail.
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def download(argv: Sequence[str]) -> int:
-    """fetch the dataset and verify it; run this where there is internet, such as a login node"""
+    """Fetch the dataset, as data.py does."""
     from .data import download as fetch
     from .settings import Settings
 
@@ -59,8 +56,10 @@ def download(argv: Sequence[str]) -> int:
     return 0
 
 
-# The commands that tools/ may have: a module each, whose `main` takes the flags.
-TOOLS = {
+# Those of tools/ are a module each, whose `main` takes the flags. A project has some of them.
+COMMANDS = {
+    "train": "train the model; on one process, or on every rank that torchrun or srun started",
+    "download": "fetch the dataset and verify it; run this where there is internet",
     "predict": "write what a trained network makes of a dataset",
     "export": "write a trained network as a graph, for programs without this project's code",
     "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
@@ -72,18 +71,17 @@ TOOLS = {
     "sync": "send to the trackers what they missed of a run",
     "sweep": "search for better settings, one trial after another",
 }
+OWN = {"train": train, "download": download}
 
 
 def commands() -> dict[str, str]:
     """Return the commands that this project has, each with its line of help."""
-    tools = {name: text for name, text in TOOLS.items() if find_spec(_module(name))}
-    return {each.__name__: str(each.__doc__) for each in (train, download)} | tools
+    return {name: COMMANDS[name] for name in COMMANDS if name in OWN or find_spec(_module(name))}
 
 
 def find_command(name: str) -> Callable[[Sequence[str]], int]:
     """Return the function that runs a command with its flags and returns the exit code."""
-    own = {"train": train, "download": download}
-    return own[name] if name in own else import_module(_module(name)).main
+    return OWN[name] if name in OWN else import_module(_module(name)).main
 
 
 def _module(name: str) -> str:
@@ -91,11 +89,7 @@ def _module(name: str) -> str:
 
 
 def load_env() -> None:
-    """Set the variables of .env, such as a tracker's key, that the environment does not have yet.
-
-    Raises:
-        UsageError: the file can't be read.
-    """
+    """Set the variables of .env that the environment does not have yet, such as a key."""
     from dotenv import dotenv_values
 
     try:
@@ -114,18 +108,18 @@ def main() -> None:
     the training after a checkpoint.
     """
     available = commands()
-    usage = f"usage: python -m {__package__} COMMAND [flags]\n\n" + "\n".join(
-        f"  {name:16}{text}" for name, text in available.items()
-    )
     name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if name in available:
+        _run(name, argv)
+    usage = f"usage: python -m {__package__} COMMAND [flags]\n\n" + "\n".join(
+        f"  {each:16}{text}" for each, text in available.items()
+    )
     if name in ("-h", "--help"):
         print(f"{usage}\n\n  COMMAND --help lists a command's flags")
         return
-    if name not in available:
-        near = difflib.get_close_matches(name, available, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
-    _run(name, argv)
+    near = difflib.get_close_matches(name, available, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
 
 
 def _run(name: str, argv: Sequence[str]) -> NoReturn:
@@ -146,7 +140,6 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
         # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
         if leaving.code not in (None, 0, 75):
             note_failure()
-            wait_for_rank_0()
         raise
     except KeyboardInterrupt:  # outside a training, which saves first
         sys.exit(128 + signal.SIGINT)
@@ -155,25 +148,19 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     except Exception as error:
         if not isinstance(error, LostRankError):
             note_failure()
-            wait_for_rank_0()
-        print(_as_text(error), file=sys.stderr, flush=True)
+        text = "".join(traceback.format_exception(error))
+        if isinstance(error, UsageError):
+            text = f"error: {printable(str(error))}"
+        elif isinstance(error, ModuleNotFoundError):
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            text = (
+                f"error: there is no module {error.name} ({place.filename}, line {place.lineno}): "
+                "if the project needs it, run 'make clean-env setup'"
+            )
+        print(printable_lines(text), file=sys.stderr, flush=True)
         sys.stdout.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
         os._exit(1)
-
-
-def _as_text(error: Exception) -> str:
-    """Return the line of a usage error or a missing module, else the traceback."""
-    if isinstance(error, UsageError):
-        return f"error: {printable(str(error))}"
-    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(__package__):
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return (
-            f"error: there is no module {error.name} ({printable(place.filename)}, line "
-            f"{place.lineno}): if the project needs it, run 'make setup', or 'make clean-env "
-            "setup' if that does not help"
-        )
-    return printable_lines("".join(traceback.format_exception(error)))
 
 
 if __name__ == "__main__":

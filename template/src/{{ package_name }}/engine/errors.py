@@ -9,7 +9,6 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 LEFT = re.compile("closed|reset|Broken pipe")
@@ -32,38 +31,27 @@ def is_rank_0() -> bool:
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
-def wait_for_rank_0() -> None:
-    """Wait a few seconds on other ranks, so that an error of all ranks is printed once, by rank 0.
+def note_failure() -> None:
+    """Tell the batch script that this rank failed, so that it does not requeue the job.
 
-    When rank 0 fails, the launcher ends the other ranks.
+    The launcher may return the exit code of another rank, which it killed. A trial of a sweep tells
+    nothing, since the sweep continues. Other ranks than 0 then wait until the launcher ends them,
+    so that rank 0 alone prints an error of all ranks.
     """
+    if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
+        with suppress(OSError):
+            Path(os.environ["FAILURE_FILE"]).touch()
     if not is_rank_0():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         time.sleep(3)
 
 
-def note_failure() -> None:
-    """Tell the batch script that this rank failed, so that it does not requeue the job.
-
-    The exit code does not always tell: the launcher kills the other ranks, and may return the exit
-    code of one of those. A trial of a sweep tells nothing, since the sweep continues.
-    """
-    if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
-        with suppress(OSError):
-            Path(os.environ["FAILURE_FILE"]).touch()
-
-
 class PrintableFormatter(logging.Formatter):
     """Escapes control characters: a log may quote another user's file."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, without its traceback."""
-        record.message = printable(record.message)
-        return super().formatMessage(record)
-
-    def formatException(self, failure: Any) -> str:  # noqa: ANN401 - as logging has it
-        """Return the traceback of a record."""
-        return printable_lines(super().formatException(failure))
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return printable_lines(super().format(record))
 
 
 def say(text: object, end: str = "\n") -> None:

@@ -36,19 +36,10 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
             rank.send_signal(number)
 
 
-def _common(codes: set[int]) -> int:
-    """Return the exit code of the ranks if it is the same for all, else 1."""
-    return next(iter(codes)) if len(codes) == 1 else 1
-
-
 def run() -> None:
     """Run torchrun with this process's arguments."""
-    if hasattr(signal, "SIGUSR2"):  # not on Windows
-        signal.signal(signal.SIGUSR1, _pass_on)
-        signal.signal(signal.SIGUSR2, _pass_on)
-    # Until torchrun handles it, Ctrl-C ends this process without a traceback.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, _pass_on)
+    signal.signal(signal.SIGUSR2, _pass_on)
     if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
         try:
             sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")
@@ -73,23 +64,22 @@ def run() -> None:
         codes.update(handler.proc.returncode for handler in handlers.values())
 
     PContext.close = close_and_note  # type: ignore[method-assign,assignment]
-    code = 0
     try:
         main()
+        codes = {0}
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        code = failure.exitcode
+        codes = {error.get_first_failure()[1].exitcode}
     except SignalException as error:
-        code = _common(codes or {128 + error.sigval})
+        codes = codes or {128 + error.sigval}
     except RendezvousError as error:
-        # Usually, the ranks of the first node have ended earlier, and its torchrun with them.
-        code = _common(codes)
+        # If there are codes, the ranks of the first node ended earlier, and its torchrun with them.
         if not codes:
             why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
             here = socket.gethostname()
             print(f"error: torchrun on {here} can't meet the other nodes: {why}", file=sys.stderr)
             if not LEFT.search(why):
                 note_failure()
+    code = codes.pop() if len(codes) == 1 else 1
     # srun sends TERM when the first node exits with 75. This node must exit with 75, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The code of a rank that a signal killed is negative; a shell adds the signal to 128.
