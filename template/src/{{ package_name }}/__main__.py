@@ -15,14 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
 
-from .engine.errors import (
-    LostRankError,
-    PrintableFormatter,
-    UsageError,
-    note_failure,
-    printable,
-    printable_lines,
-)
+from .engine import errors
 
 
 def train(argv: Sequence[str]) -> int:
@@ -95,7 +88,7 @@ def load_env() -> None:
     try:
         values = dotenv_values(".env")
     except (OSError, ValueError) as error:
-        raise UsageError(f"can't read .env: {error}") from None
+        raise errors.UsageError(f"can't read .env: {error}") from None
     for name, value in values.items():
         if value:
             os.environ.setdefault(name, value)
@@ -125,7 +118,7 @@ def main() -> None:
 def _run(name: str, argv: Sequence[str]) -> NoReturn:
     """Run a command, and exit with its code."""
     shown = logging.StreamHandler()
-    shown.setFormatter(PrintableFormatter("%(message)s"))
+    shown.setFormatter(errors.PrintableFormatter("%(message)s"))
     logging.basicConfig(handlers=[shown], level=logging.INFO)
     try:
         load_env()
@@ -139,25 +132,25 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     except SystemExit as leaving:
         # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
         if leaving.code not in (None, 0, 75):
-            note_failure()
+            errors.note_failure()
         raise
     except KeyboardInterrupt:  # outside a training, which saves first
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         os._exit(1)  # the reader of the output, such as head, has left
     except Exception as error:
-        if not isinstance(error, LostRankError):
-            note_failure()
+        if not isinstance(error, errors.LostRankError):
+            errors.note_failure()
         text = "".join(traceback.format_exception(error))
-        if isinstance(error, UsageError):
-            text = f"error: {printable(str(error))}"
+        if isinstance(error, errors.UsageError):
+            text = f"error: {errors.printable(str(error))}"
         elif isinstance(error, ModuleNotFoundError):
             place = traceback.extract_tb(error.__traceback__)[-1]
             text = (
                 f"error: there is no module {error.name} ({place.filename}, line {place.lineno}): "
                 "if the project needs it, run 'make clean-env setup'"
             )
-        print(printable_lines(text), file=sys.stderr, flush=True)
+        print(errors.printable_lines(text), file=sys.stderr, flush=True)
         sys.stdout.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
         os._exit(1)

@@ -87,12 +87,14 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - any YAML
     """Return the content of a YAML file of at most 64 KiB, which may not be a link.
 
     Raises:
-        OSError: it can't be read. ValueError: it is not YAML.
+        UsageError: it can't be read, or is not YAML.
     """
     try:
         return _YamlLoader(read_bytes(path, 2**16)).get_single_data()
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,12 +266,7 @@ class Settings:
         Raises:
             UsageError: the file can't be read or is a link, or a key or a value in it is wrong.
         """
-        try:
-            values = read_yaml(path) or {}
-        except OSError as error:
-            raise UsageError(f"can't read the settings in {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise UsageError(f"{path} is not YAML: {error}") from None
+        values = read_yaml(path) or {}
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
         values.pop("config", None)  # the config.yaml of a run names the file of its settings

@@ -53,7 +53,7 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return a run's settings and its number of ranks, as far as its folder has them."""
     settings: dict[str, Any] = {}
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(UsageError, OSError, ValueError, TypeError, KeyError):
         settings.update(read_yaml(folder / "config.yaml"))
         settings["ranks"] = read_object(folder / "provenance.json", {})["world_size"]
     return settings

@@ -22,10 +22,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
     Raises:
         UsageError: the file can't be read, or a setting or a value in it is wrong.
     """
-    try:
-        wanted = read_yaml(path.resolve())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"can't read the search space: {' '.join(str(error).split())}") from None
+    wanted = read_yaml(path.resolve())
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")
     space: dict[str, BaseDistribution] = {}
