@@ -120,10 +120,10 @@ class Trainer:
         length = self.loader.samples and self.loader.samples // self.samples_per_step
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
-        totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
+        totals = StepTotals(self.world, self.request)
         self.meter.begin()
         loaded = next(steps)
-        totals.begin(position.step, *self.loader.sizes(loaded))
+        totals.begin(*self.loader.sizes(loaded))
         stopping, samples = False, 1  # 0 samples: the epoch is over
         while not position.is_end(settings):
             stopping, samples, weight = totals.result()
@@ -136,7 +136,7 @@ class Trainer:
                     break
             # The totals of the next step are summed while this step is computed.
             following = next(steps)
-            totals.begin(position.step, *self.loader.sizes(following))
+            totals.begin(*self.loader.sizes(following))
             self.train_step(loaded, samples, weight)
             loaded = following
             bar.update()
