@@ -18,7 +18,7 @@ import torch.distributed as dist
 from demo import model, train
 from demo.engine import shards
 from demo.engine.checkpoint_files import each_leaf
-from demo.engine.data.batches import TrainBatches
+from demo.engine.data.steps import StepLoader
 from demo.engine.data.stream import ShardStream
 from demo.engine.ranks import strategy
 from demo.engine.ranks.dtensor import is_dtensor
@@ -152,15 +152,14 @@ def joining() -> tuple[World, Figures]:
 
 def sharding(world: World) -> Figures:
     """Put an epoch in order and read its first batch, both ways."""
-    figures = {}
+    figures, settings = {}, Settings(batch_size=BATCH, workers=0, seed=0)
     for name, make in {
         "index": Indices,
         "stream": lambda: ShardStream(range(SHARDS), read, SAMPLES),
     }.items():
 
         def first(make: Callable[[], Dataset] = make) -> object:
-            batches = TrainBatches(make(), BATCH, world.rank, world.size, 0, workers=0, pin=False)
-            return next(batches.epoch(0))
+            return next(StepLoader(make(), settings, world, None).epoch(0, 0, 0))
 
         figures[f"{name} ms"] = milliseconds(first)
         figures[f"{name} KiB"] = python_kib(first)
@@ -169,7 +168,7 @@ def sharding(world: World) -> Figures:
 
 def resuming(world: World) -> Figures:
     """Go on at nine tenths of a long epoch, both ways, until the first batch is there."""
-    figures = {}
+    figures, settings = {}, Settings(batch_size=BATCH, workers=0, seed=0)
     had, each = MANY * 9 // 10 // (BATCH * world.size), MANY // SHARDS
     for name, make in {
         "index": lambda: Indices(MANY),
@@ -179,8 +178,8 @@ def resuming(world: World) -> Figures:
     }.items():
 
         def first(make: Callable[[], Dataset] = make) -> object:
-            batches = TrainBatches(make(), BATCH, world.rank, world.size, 0, workers=0, pin=False)
-            return next(batches.epoch(0, had * BATCH * world.size, had))
+            loader = StepLoader(make(), settings, world, None)
+            return next(loader.epoch(0, had * BATCH * world.size, had))
 
         figures[f"{name} resumed ms"] = milliseconds(first)
     return figures

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from clock import batch_size
 from demo import data
-from demo.engine.data.batches import TrainBatches
+from demo.engine.data.steps import StepLoader
+from demo.engine.ranks.world import World
 from demo.settings import Settings
 from image_loop import FOLDER, WORKERS, ImageFolder, transform
 from PIL import Image
@@ -35,16 +36,21 @@ class Ours:
     """The project's own loading."""
 
     def __init__(self, dataset: str) -> None:
-        settings = Settings(dataset=dataset, data_dir=str(FOLDER.parent))
-        self.batches = TrainBatches(
-            data.load(settings).train, batch_size(), 0, 1, 0, WORKERS, pin=False
+        settings = Settings(
+            dataset=dataset,
+            data_dir=str(FOLDER.parent),
+            batch_size=batch_size(),
+            accumulate=1,
+            seed=0,
+            workers=WORKERS,
         )
+        self.loader = StepLoader(data.load(settings).train, settings, World.alone(), None)
         self.had = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for _, batch in self.batches.epoch(0, self.had * batch_size(), self.had):
+        for loaded in takewhile(len, self.loader.epoch(0, self.had * batch_size(), self.had)):
             self.had += 1
-            yield batch
+            yield loaded[0].batch
 
     def state_dict(self) -> int:
         """Return how many batches were had."""

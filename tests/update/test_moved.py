@@ -55,9 +55,9 @@ from .config import (
 
 
 def read() -> type:
-    from .sharding import ShardStream, TrainBatches; import math  # as it is
+    from .sharding import ShardStream, EpochSampler; import math  # as it is
 
-    return config.load_yaml, ShardStream, TrainBatches, math
+    return config.load_yaml, ShardStream, EpochSampler, math
 '''
 OURS_NOW = '''\
 """A module of ours."""
@@ -74,9 +74,9 @@ from .config import parse
 
 def read() -> type:
     from .engine.data.stream import ShardStream
-    from .engine.data.batches import TrainBatches; import math  # as it is
+    from .engine.data.batches import EpochSampler; import math  # as it is
 
-    return config.load_yaml, ShardStream, TrainBatches, math
+    return config.load_yaml, ShardStream, EpochSampler, math
 '''
 
 

@@ -1,17 +1,28 @@
-"""The batches of each step."""
+"""The batches of each step.
+
+The type of the dataset that data.py returns decides how ranks and workers share it:
+- A map-style dataset (with a length and an index) is read through `EpochSampler`, in any order. A
+  resumed run goes on at the same sample on any number of ranks.
+- A `ShardStream` is read from front to back, each shard by one worker of one rank.
+"""
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ..checks import check_weight
 from ..config import Settings
+from ..errors import UsageError
 from ..ranks.world import World
 from ..run.record import RECORDER
-from .batches import TrainBatches
+from .batches import EpochSampler, SeededSamples
+from .stream import SKIPPED, ShardStream
+from .workers import loading_workers, started
 
 
 class Loaded(NamedTuple):
@@ -23,56 +34,82 @@ class Loaded(NamedTuple):
 
 
 class StepLoader:
-    """This rank's batches, a list for each step.
+    """This rank's training batches, a list for each step.
 
     Args:
-        dataset: the training set.
-        settings: of the run. world: the ranks.
+        dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
+            batch at once) and `collate`, which gets what `__getitems__` returns.
         weigh: returns the weight of a batch; None: its number of samples.
 
     Attributes:
         samples: of all ranks in an epoch, None if unknown.
         workers: number of loading workers.
-        uneven: whether ranks may have different samples or weights in a step.
+
+    Raises:
+        UsageError: the ranks can't share the dataset, or it has too few samples or shards.
     """
 
     def __init__(
         self, dataset: Dataset, settings: Settings, world: World, weigh: Callable[[Any], int] | None
     ) -> None:
-        self.batches = TrainBatches(
-            dataset,
-            settings.batch_size,
-            world.rank,
-            world.size,
-            settings.seed,
-            settings.workers,
-            pin=world.device.type == "cuda",
-        )
-        self.samples, self.accumulate = self.batches.samples, settings.accumulate
-        self.weigh, self.uneven = weigh, self.batches.uneven or weigh is not None
-        self.workers = self.batches.loader.num_workers
-
-    def close(self) -> None:
-        """End the loading workers."""
-        self.batches.close()
+        self.dataset, self.weigh = dataset, weigh
+        self.batch_size, self.accumulate = settings.batch_size, settings.accumulate
+        self.is_stream = isinstance(dataset, ShardStream)
+        self.first: Any = None
+        options = loading_workers(settings.workers)
+        self.workers: int = options["num_workers"]
+        # Without a generator, each iterator would draw from the global one.
+        options |= {"pin_memory": world.device.type == "cuda", "generator": torch.Generator()}
+        collate = getattr(dataset, "collate", None)
+        if isinstance(dataset, ShardStream):
+            dataset.assign(world.rank, world.size, settings.seed)
+            self.samples = dataset.length
+            collate = partial(_counted, collate or default_collate)
+            self.loader = DataLoader(dataset, settings.batch_size, collate_fn=collate, **options)
+        elif isinstance(dataset, IterableDataset):
+            raise UsageError(
+                f"the training set is a {type(dataset).__name__}, an iterable dataset that ranks "
+                "can't share: make it a ShardStream, or give it a length and an index"
+            )
+        else:
+            self.samples = len(dataset)  # type: ignore[arg-type]
+            self.sampler = EpochSampler(
+                self.samples, settings.batch_size, world.rank, world.size, settings.seed
+            )
+            options |= {"batch_sampler": self.sampler, "persistent_workers": self.workers > 0}
+            dataset = SeededSamples(dataset, settings.seed)
+            self.loader = DataLoader(dataset, collate_fn=collate, **options)
 
     def epoch(self, epoch: int, consumed: int, epoch_steps: int) -> Iterator[list[Loaded]]:
         """Yield the batches of each remaining step of an epoch, then empty lists.
 
         Args:
-            epoch: the epoch.
-            consumed: samples of this epoch that all ranks had before.
-            epoch_steps: steps of this epoch taken before.
+            consumed: samples of the epoch that all ranks had before; for a map-style dataset.
+            epoch_steps: steps of it taken before; for a stream, which decodes almost none again.
         """
-        batches = self.batches.epoch(epoch, consumed, epoch_steps * self.accumulate)
+        batches = self._batches(epoch, consumed, epoch_steps * self.accumulate)
         while True:
             began = time.perf_counter()
-            loaded = [
-                Loaded(batch, samples, check_weight(self.weigh(batch)) if self.weigh else samples)
-                for samples, batch in islice(batches, self.accumulate)
-            ]
+            loaded = list(islice(batches, self.accumulate))
             RECORDER.add("train/data_seconds", time.perf_counter() - began, 1)
             yield loaded
+
+    def _batches(self, epoch: int, consumed: int, skipped: int) -> Iterator[Loaded]:
+        if isinstance(self.dataset, ShardStream):
+            # Workers take turns, so each made at least this many of the batches.
+            share = skipped // max(self.workers, 1)
+            self.dataset.set_epoch(epoch, skip=share * self.batch_size)
+        else:
+            self.sampler.epoch, self.sampler.consumed = epoch, consumed
+            skipped = 0
+        for number, loaded in enumerate(started(self.loader, self.dataset)):
+            # Samples are counted before `collate`, which may drop some.
+            samples, batch = loaded if self.is_stream else (self.batch_size, loaded)
+            if self.is_stream and number == 0:
+                self.first = batch
+            if number >= skipped:
+                weight = check_weight(self.weigh(batch)) if self.weigh else samples
+                yield Loaded(batch, samples, weight)
 
     def padded(self, loaded: list[Loaded]) -> list[Loaded]:
         """Return a step's batches, filled up with spare batches that count no sample.
@@ -80,10 +117,30 @@ class StepLoader:
         A rank whose shards are shorter has too few batches, but must take part in every forward and
         backward pass: the ranks communicate in them.
         """
-        lacking = self.accumulate - len(loaded) if self.batches.uneven else 0
-        return loaded + [Loaded(self.batches.spare(), 0, 0)] * lacking if lacking else loaded
+        lacking = self.accumulate - len(loaded) if self.is_stream else 0
+        return loaded + [Loaded(self.spare(), 0, 0)] * lacking if lacking else loaded
+
+    def spare(self) -> Any:  # noqa: ANN401 - whatever a batch is
+        """Return the first batch of a stream's epoch, for a rank that has no more batches.
+
+        It changes running statistics of networks. So a resumed run, which skipped this batch, reads
+        it again.
+        """
+        if self.first is None and isinstance(self.dataset, ShardStream):
+            self.dataset.set_epoch(self.dataset.epoch)
+            _, self.first = next(started(self.loader, self.dataset))
+        return self.first
 
     @staticmethod
     def sizes(loaded: list[Loaded]) -> tuple[int, int]:
         """Return the samples and the weight of a step's batches."""
         return sum(each.samples for each in loaded), sum(each.weight for each in loaded)
+
+    def close(self) -> None:
+        """End the loading workers: they ignore signals, and Python would wait for them at exit."""
+        del self.loader
+
+
+def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[int, Any]:
+    """Return the number of samples with their batch; a batch that starts with SKIPPED is None."""
+    return len(samples), None if samples[0] is SKIPPED else collate(samples)

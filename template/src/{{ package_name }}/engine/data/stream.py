@@ -1,6 +1,7 @@
 """Training sets that are read from front to back, shard by shard."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, count, islice, repeat
 from typing import Any
@@ -12,6 +13,7 @@ from .seeds import derive, seed_generators
 
 SKIPPED = object()
 """Stands for a sample that a resumed run had before its stop."""
+END = object()
 
 
 class ShardStream(IterableDataset):
@@ -51,12 +53,11 @@ class ShardStream(IterableDataset):
             UsageError: there are fewer shards than ranks, or not one size for each shard.
         """
         self.rank, self.world_size, self.seed = rank, world_size, seed
-        if not self.shards:
-            raise UsageError("the training set has no shard: is data_dir the right folder?")
         if len(self.shards) < world_size:
             raise UsageError(
-                f"the training set has {len(self.shards)} shard(s) for {world_size} ranks, and "
-                "each rank needs at least one: make more shards or use fewer ranks"
+                f"the training set has {len(self.shards)} shard(s) for {world_size} rank(s), and "
+                "each rank needs at least one: make more shards, use fewer ranks, or correct "
+                "data_dir"
             )
         if self.sizes is not None and len(self.sizes) != len(self.shards):
             raise UsageError(
@@ -78,8 +79,7 @@ class ShardStream(IterableDataset):
         draws = derive("samples", self.seed, self.epoch, self.rank, mine)
         finished = self._finished(order, draws)
         samples = chain.from_iterable(self._samples(shard, finished) for shard in order)
-        drawn = self._shuffled(samples, draws, [])
-        for number, (seed, sample) in enumerate(drawn):
+        for number, (seed, sample) in enumerate(self._shuffled(samples, draws)):
             if number < self.skip:
                 yield SKIPPED
             elif self.decode:
@@ -88,29 +88,31 @@ class ShardStream(IterableDataset):
             else:
                 yield sample
 
-    def _shuffled(self, samples: Iterable[Any], seed: int, held: list[Any]) -> Iterator[Any]:
+    def _shuffled(self, samples: Iterable[Any], seed: int) -> Iterator[Any]:
         """Yield samples in the order in which they are drawn from those held back."""
-        draw = random.Random(seed)
-        for sample in samples:
-            held.append(sample)
-            if len(held) > self.shuffle:
-                yield _take(held, draw)
-        while held:
-            yield _take(held, draw)
+        draw, held = random.Random(seed), list[Any]()
+        for sample in chain(samples, repeat(END)):
+            if sample is not END:
+                held.append(sample)
+                if len(held) <= self.shuffle:
+                    continue
+            elif not held:
+                return
+            chosen = draw.randrange(len(held))
+            held[chosen], held[-1] = held[-1], held[chosen]
+            yield held.pop()
 
-    def _finished(self, order: Sequence[int], seed: int) -> set[int]:
+    def _finished(self, order: Sequence[int], draws: int) -> Collection[int]:
         """Return the shards of which all samples are skipped, as far as sizes are known.
 
         Which sample is drawn depends on how many are held back, not on what they are. So the draws
         of the skipped samples are repeated with the number of the shard in place of each sample.
         """
-        if self.sizes is None or not self.skip:
-            return set()
-        left = chain.from_iterable(repeat(shard, self.sizes[shard]) for shard in order)
-        held: list[int] = []
-        for _ in islice(self._shuffled(left, seed, held), self.skip):
-            pass
-        return set(order).difference(held, left)
+        if self.sizes is None:
+            return ()
+        numbers = chain.from_iterable(repeat(shard, self.sizes[shard]) for shard in order)
+        skipped = Counter(islice(self._shuffled(numbers, draws), self.skip))
+        return {shard for shard, samples in skipped.items() if samples == self.sizes[shard]}
 
     def _samples(self, shard: int, finished: Collection[int]) -> Iterator[tuple[int, Any]]:
         """Yield the samples of a shard, each with its seed, the same in every process.
@@ -124,9 +126,8 @@ class ShardStream(IterableDataset):
         samples = iter(self.read(self.shards[shard]))
         for number in count():
             seed_generators(seed + number)
-            try:
-                sample = next(samples)
-            except StopIteration:
+            sample = next(samples, END)
+            if sample is END:
                 break
             yield seed + number, sample
         if self.sizes is not None and number != self.sizes[shard]:
@@ -134,10 +135,3 @@ class ShardStream(IterableDataset):
                 f"shard {self.shards[shard]} has {number} sample(s), not {self.sizes[shard]} as "
                 "the sizes say: correct them, or leave them out"
             )
-
-
-def _take(held: list[Any], draw: random.Random) -> Any:  # noqa: ANN401 - a sample of any type
-    """Remove and return a random sample, in constant time."""
-    chosen = draw.randrange(len(held))
-    held[chosen], held[-1] = held[-1], held[chosen]
-    return held.pop()

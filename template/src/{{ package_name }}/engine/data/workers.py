@@ -13,13 +13,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import Queue
 from pickle import PicklingError
-from tempfile import gettempdir
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset
@@ -29,52 +26,38 @@ from ..ranks.environment import Ranks
 from ..ranks.signals import StopRequest, ignore_signals
 
 
-def loading_workers(workers: int | Literal["auto"], dataset: Dataset) -> dict[str, Any]:
-    """Return the options of a DataLoader with this number of workers.
-
-    Args:
-        workers: how many; auto: one for each CPU of this rank besides its first.
-        dataset: the dataset that they read.
-    """
+def loading_workers(workers: int | Literal["auto"]) -> dict[str, Any]:
+    """Return the options of a DataLoader; `auto` leaves one of this rank's CPUs to the rank."""
     if workers == "auto":
         workers = Ranks.from_environment(os.environ).cpus(os.environ) - 1
-    options: dict[str, Any] = {"num_workers": workers}
-    if workers:
-        options["worker_init_fn"] = _begin
     # On macOS and Windows, workers start as new programs and are not forked.
-    if workers and sys.platform == "linux":
-        _start_fork_server(type(dataset).__module__)
-        options["multiprocessing_context"] = "forkserver"
-    return options
+    context = "forkserver" if workers and sys.platform == "linux" else None
+    options = {"num_workers": workers, "multiprocessing_context": context}
+    return {**options, "worker_init_fn": _begin}
 
 
 def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
     """Start the workers of a loader, and return its batches of an epoch.
 
     Raises:
-        UsageError: the dataset can't be pickled, or does not fit in /dev/shm; later: a worker
-            raised a UsageError or was killed.
+        UsageError: the workers can't start, or can't get the dataset; later: a worker raised a
+            UsageError or was killed.
     """
     try:
+        if loader.multiprocessing_context:
+            _start_fork_server(type(dataset).__module__)
         return _loaded(iter(loader))
-    except (PicklingError, AttributeError, TypeError, RuntimeError) as error:
+    except (PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
         raise UsageError(
-            f"loading workers can't get the {type(dataset).__name__} of data.py: {error}; make it "
-            "without lambdas and open files, make room in /dev/shm, or use --workers 0"
+            f"loading workers can't start with {type(dataset).__name__} of data.py: {error}; make "
+            "it without lambdas and open files, make room in /dev/shm, set TMPDIR to a short path, "
+            "or use --workers 0"
         ) from None
 
 
 def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
     try:
-        try:
-            yield from batches
-        except (ConnectionError, EOFError):
-            # Perhaps the worker that sent this batch was killed: ask again after a moment, and the
-            # loader raises the RuntimeError below.
-            time.sleep(1)
-            with suppress(ConnectionError, EOFError):
-                next(batches, None)
-            raise
+        yield from batches
     except UsageError as error:
         # The error of a worker is its traceback, and then the message.
         raise UsageError(str(error).strip().rpartition("UsageError: ")[2]) from None
@@ -98,11 +81,6 @@ def _start_fork_server(module: str) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
         try:
             start()
-        except OSError as error:
-            raise UsageError(
-                f"loading workers can't start: {error}; their socket is in {gettempdir()}: set "
-                "TMPDIR to a short path, or use --workers 0"
-            ) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
