@@ -203,7 +203,7 @@ ALWAYS = (
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
-    "inference nested networks position schedule shards sums torchrun updater",
+    "inference nested networks position schedule shards torchrun updater",
     "engine/data/": "__init__ batches seeds steps stream workers",
     "engine/ranks/": "__init__ device dtensor environment process_group signals slurm_commands "
     "step_totals strategy world",

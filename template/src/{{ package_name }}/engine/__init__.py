@@ -4,7 +4,7 @@
     schedule.py     the learning rate; position.py: how far the training is
     networks.py     networks, their moving averages and optimizers, by name
     checkpoint.py   what a checkpoint holds; checkpoint_files.py, shards.py: its files
-    evaluate.py     metrics over a dataset; sums.py: over all ranks
+    evaluate.py     metrics over a dataset, of all ranks
     inference.py    use of a trained network
     config.py       the settings of every training
     checks.py       checks of model.py, of data.py and of the ranks

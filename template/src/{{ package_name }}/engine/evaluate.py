@@ -2,11 +2,9 @@
 
 import logging
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,55 +17,36 @@ from .data.seeds import derive, seed_generators
 from .errors import UsageError
 from .nested import to_cpu, to_device
 from .networks import Networks
-from .ranks.device import autocast
+from .ranks.device import autocast, sum_dtype
 from .ranks.world import World
 from .run.record import RECORDER
-from .sums import Sums
 
 log = logging.getLogger(__name__)
 
 
-class Evaluated(Protocol):
-    """The part of a learner that an evaluation uses; `Learner` in learner.py describes it."""
-
-    best: tuple[str, Any]
-
-    def batch_weight(self, batch: Any) -> int: ...  # noqa: ANN401 - what data.py makes
-    def measure(self, networks: Any, batch: Any) -> Mapping[str, Any]: ...  # noqa: ANN401
-    def metrics(self) -> Mapping[str, Any]: ...
-    def compute_metrics(self, sums: Mapping[str, Tensor]) -> Mapping[str, float | Tensor]: ...
-    def inputs(self, batch: Any) -> tuple[Any, ...]: ...  # noqa: ANN401
-    def predict(self, networks: Any, batch: Any) -> Any: ...  # noqa: ANN401
-
-
-@dataclass
-class Evaluation:
-    """The result of an evaluation.
-
-    Attributes:
-        metrics: by name, such as validation/loss.
-        sums: of what `measure` returned, by name, over all batches and ranks.
-    """
+class Evaluation(NamedTuple):
+    """The metrics by name, such as validation/loss, and the sums over all ranks by name."""
 
     metrics: dict[str, float]
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor]
 
 
 class Evaluator:
-    """Evaluates the networks of a learner.
+    """Evaluates the networks of a learner, or their averages if they have some.
 
     Args:
-        learner: measures batches and computes metrics.
-        networks: to evaluate; if they have averages, the averages are evaluated.
-        settings: of the run. world: the ranks.
+        learner: the `Learner` of learner.py, which this module must not import.
     """
 
     def __init__(
-        self, learner: Evaluated, networks: Networks, settings: Settings, world: World
+        self,
+        learner: Any,  # noqa: ANN401
+        networks: Networks,
+        settings: Settings,
+        world: World,
     ) -> None:
         self.learner, self.networks = learner, networks
         self.settings, self.world = settings, world
-        self.warned: set[str] = set()
 
     def check(self, dataset: Dataset) -> None:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
@@ -75,17 +54,8 @@ class Evaluator:
         Raises:
             UsageError: `best` is not a metric of the validation with "min" or "max".
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some metrics warn about too few samples
-            try:
-                found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
-                self.predict(dataset, 1)
-            except Exception as error:
-                error.add_note(
-                    "this failed in an evaluation of one sample on each rank, before the first "
-                    "step: measure, metrics and predict must work for one sample"
-                )
-                raise
+        found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
+        self.predict(dataset, 1)
         if self.learner.best not in [(name, each) for name in found for each in ("min", "max")]:
             raise UsageError(
                 f"best in model.py is {self.learner.best!r}: it must be a metric of the validation "
@@ -99,16 +69,11 @@ class Evaluator:
             dataset: each of its samples counts once, on one rank.
             split: "validation" or "test".
             step: steps taken so far; it seeds the random numbers of the evaluation.
-
-        Raises:
-            UsageError: `measure` or `compute_metrics` returned a value of a wrong type.
         """
         found = self._evaluate(dataset, split, step, None)
         for name, value in list(found.metrics.items()):
             if not math.isfinite(value) and name != self.learner.best[0]:
-                if name not in self.warned:
-                    log.warning("%s is %s at step %d; it is not recorded", name, value, step)
-                self.warned.add(name)
+                log.warning("%s is %s at step %d; it is not recorded", name, value, step)
                 del found.metrics[name]
         return found
 
@@ -118,7 +83,7 @@ class Evaluator:
 
         Every rank calls this: with FSDP, the ranks gather the parameters together.
         """
-        batch, _ = next(self._batches(dataset, samples * self.world.size))
+        batch = next(self._batches(dataset, samples * self.world.size))[0]
         batch = to_device(batch, self.world.device)
         self.learner.inputs(batch)  # `export` calls it; a mistake in it should show early
         modules = self.networks.evaluated
@@ -138,20 +103,18 @@ class Evaluator:
             for name, each in self.learner.metrics().items()
         }
         seed_generators(derive("evaluation", self.settings.seed, self.world.rank, step))
-        sums = Sums()
+        sums = {"weight": torch.zeros((), dtype=torch.float64)}
         with evaluation_mode(modules, self.world), RECORDER.evaluating(split):
             for batch, counts in self._batches(dataset, samples):
-                weight = check_weight(self.learner.batch_weight(batch))
+                weight = check_weight(self.learner.batch_weight(batch)) if counts else None
                 batch = to_device(batch, device)
                 with (
                     autocast(device, self.settings.precision),
                     nullcontext() if counts else RECORDER.paused(),
                 ):
-                    measured = self.learner.measure(networks, batch)
-                if counts:
-                    sums.add(measured, weight, objects)
+                    add(sums, objects, self.learner.measure(networks, batch), weight)
             recorded, _ = RECORDER.read(self.world)
-        totals = sums.over_all_ranks(self.world)
+        totals = over_all_ranks(sums, self.world)
         metrics = {f"{split}/{k}": v for k, v in self._metrics(totals, objects).items()}
         if twice := metrics.keys() & recorded.keys():
             raise UsageError(f"{min(twice)} is both measured and recorded: rename one of the two")
@@ -159,22 +122,17 @@ class Evaluator:
 
     def _metrics(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
         found = self.learner.compute_metrics(sums)
-        if not isinstance(found, Mapping):
-            raise UsageError(
-                f"compute_metrics in model.py returned {found!s:.80}: return a dictionary of "
-                "numbers"
-            )
-        values = dict(found)
-        for name, each in objects.items():
-            value = each.compute()
-            several = isinstance(value, Mapping)
-            values |= {f"{name}/{k}": v for k, v in value.items()} if several else {name: value}
+        computed = {name: each.compute() for name, each in objects.items()}
         try:
+            values = dict(found)
+            for name, value in computed.items():
+                several = isinstance(value, Mapping)
+                values |= {f"{name}/{k}": v for k, v in value.items()} if several else {name: value}
             return {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"compute_metrics in model.py returned a metric that is not a number ({error}): "
-                "return a single number for each metric"
+                f"compute_metrics in model.py returned {found!s:.80} ({error}): return a "
+                "dictionary with a single number for each metric"
             ) from None
 
     def _batches(self, dataset: Dataset, samples: int | None) -> Iterator[tuple[Any, bool]]:
@@ -187,15 +145,70 @@ class Evaluator:
             dataset: map-style.
             samples: how many to read on all ranks together, without workers; None for all.
         """
-        settings, size = self.settings, self.settings.test_batch_size
-        length = len(dataset)  # type: ignore[arg-type]
-        workers = settings.workers if samples is None else 0
-        total = length if samples is None else min(samples, length)
+        size, total = self.settings.test_batch_size, len(dataset)  # type: ignore[arg-type]
+        workers = self.settings.workers if samples is None else 0
+        total = min(samples or total, total)
         mine, most = (range(rank, total, self.world.size) for rank in (self.world.rank, 0))
         for batch in evaluation_batches(dataset, mine, size, workers):
             yield batch, True
         if math.ceil(len(mine) / size) < math.ceil(len(most) / size):
             yield next(evaluation_batches(dataset, [0], 1, 0)), False
+
+
+def add(
+    sums: dict[str, Tensor],
+    objects: Mapping[str, Any],
+    measured: object,
+    weight: int | None,
+) -> None:
+    """Add what `measure` returned for a batch: tensors to sums, and tuples to objects.
+
+    Args:
+        sums: by name, and `weight`.
+        objects: what `metrics` returned; a tuple has the arguments of their `update`.
+        weight: of the batch; None if the batch does not count and adds zeros.
+
+    Raises:
+        UsageError: `measured` has values of other types.
+    """
+    if not isinstance(measured, Mapping):
+        raise UsageError(
+            f"measure in model.py returned {measured!s:.80}: return a dictionary of tensors"
+        )
+    sums["weight"] += weight or 0
+    for name, value in measured.items():
+        if isinstance(value, tuple) and name in objects:
+            if weight is not None:
+                objects[name].update(*value)
+        elif isinstance(value, Tensor) and name != "weight":
+            value = value.detach().to(sum_dtype(value.device))
+            if weight is None:
+                value = torch.zeros_like(value)
+            elif not weight:
+                # The mean loss of a batch may be nan if all of its labels are ignored.
+                value = value.masked_fill(value.isnan(), 0)
+            sums[name] = value + sums.get(name, 0)
+        else:
+            raise UsageError(
+                f"measure in model.py returned '{name}' as {type(value).__name__}: return a "
+                "tensor to be summed, or a tuple for the object of this name in metrics"
+            )
+
+
+def over_all_ranks(sums: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Return sums over all ranks, as float64 on the CPU.
+
+    Raises:
+        UsageError: on every rank, if ranks measured different names or shapes.
+    """
+    shapes, *others = world.gather({name: tuple(total.shape) for name, total in sums.items()})
+    for other in others:
+        if other != shapes:
+            raise UsageError(
+                f"measure in model.py returned {shapes} on one rank and {other} on another: "
+                "return the same names and shapes for every batch"
+            )
+    return {name: world.all_reduce(sums[name].cpu().double()) for name in shapes}
 
 
 @contextmanager
