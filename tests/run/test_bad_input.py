@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_optimizer(project: Path, launch: Launch, tmp_pa
     mine = edited(project, tmp_path, "model.py", "torch.optim.SGD(", lion)
     job = srun(mine, tmp_path / "run", 2, "--max-steps=4").wait()
     assert job.codes == [1, 1], job.log
-    assert "was saved with SGD, but model.py makes the optimizer Lion): choose another" in job.log
+    assert "has the optimizer SGD, but model.py makes Lion): choose another" in job.log
     assert "Traceback" not in job.log
 
 

@@ -40,12 +40,7 @@ def length(batch: Any) -> int:  # noqa: ANN401
 
 
 def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
-    """Yield the predictions of each sample: the same nesting, with one row of every tensor.
-
-    Args:
-        value: nested tensors of shape (samples, ...).
-        samples: number of samples in the batch.
-    """
+    """Yield the predictions of each sample: the same nesting, with one row of every tensor."""
     for number in range(samples):
         yield map_tensors(itemgetter(number), value)
 

@@ -1,16 +1,17 @@
 """A learner's networks and optimizers on this rank: built, distributed, saved and restored."""
 
+import fnmatch
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from .checkpoint_files import weights
 from .config import Settings
@@ -29,15 +30,13 @@ class Networks:
 
     Args:
         built: what the learner's `build` returned, on the CPU.
-        make_optimizers: the learner's `optimizers`.
-        units: the learner's `fsdp_units`.
-        settings: of the run.
-        world: the ranks.
+        make_optimizers, units: the learner's `optimizers` and `fsdp_units`.
 
     Attributes:
         modules: the networks as they were built. Evaluation and checkpoints use these.
         wrapped: what training calls instead, such as DistributedDataParallel.
         averages: by the networks' names, moving averages of them; empty without `ema`.
+        evaluated: the averages where there are some, else the modules.
         optimizers: by name.
         not_initialized: why init_from was not loaded. It matters only if there is no checkpoint.
 
@@ -56,11 +55,11 @@ class Networks:
         self.single = isinstance(built, nn.Module)
         self.modules: dict[str, nn.Module] = _named("build", built, "network", nn.Module)
         self.not_initialized: UsageError | None = None
-        try:
-            if settings.init_from:
+        if settings.init_from:
+            try:
                 initialize(self.modules, settings.init_from, settings.init_partial)
-        except UsageError as error:
-            self.not_initialized = error
+            except UsageError as error:
+                self.not_initialized = error
         freeze(self.modules, settings.freeze)
         self.decay = settings.ema or 0.0
         averaged = self.modules if settings.ema else {}
@@ -71,6 +70,7 @@ class Networks:
         }
         for module in self.averages.values():
             distribute(module, units, settings, world)
+        self.evaluated = self.averages or self.modules
         made = make_optimizers(self.view(self.modules))
         self.optimizers: dict[str, Optimizer] = _named("optimizers", made, "optimizer", Optimizer)
         for optimizer in self.optimizers.values():
@@ -82,11 +82,6 @@ class Networks:
         """Return modules as the learner knows its networks: one, or a dictionary of several."""
         return modules["network"] if self.single else dict(modules)
 
-    @property
-    def evaluated(self) -> dict[str, nn.Module]:
-        """The modules that evaluations use: the averages where there are some."""
-        return self.averages or self.modules
-
     @torch.no_grad()
     def update_averages(self, step: int) -> None:
         """Take the parameters after a step into the averages, and copy the buffers.
@@ -94,13 +89,12 @@ class Networks:
         The past has less weight in the first steps, so that the averages soon forget the initial
         parameters.
         """
-        decay = min(self.decay, (1 + step) / (10 + step))
+        update = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
         for name, average in self.averages.items():
             network = self.modules[name]
-            ours = [local_part(each) for each in average.parameters()]
+            ours, theirs = (list(map(local_part, x.parameters())) for x in (average, network))
             if ours:  # a network may have only buffers
-                theirs = [local_part(each) for each in network.parameters()]
-                torch._foreach_lerp_(ours, theirs, 1 - decay)
+                update(ours, theirs, step)
             for mine, buffer in zip(average.buffers(), network.buffers(), strict=True):
                 mine.copy_(buffer)
 
@@ -115,15 +109,9 @@ class Networks:
         rates: dict[str, float] = {}
         for name, optimizer in self.optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
-                rate = float(group["lr"])
-                if rate not in rates.values():
+                if (rate := float(group["lr"])) not in rates.values():
                     rates[f"train/lr/{name}{number}" if rates else "train/lr"] = rate
         return rates
-
-    def zero_grad(self) -> None:
-        """Drop the gradients of all networks."""
-        for module in self.modules.values():
-            module.zero_grad()
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -138,17 +126,16 @@ class Networks:
         }
 
     def like(self, *key_path: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
-        """Return a tensor with the layout over the ranks that a tensor of the `state_dict` has.
+        """Return a tensor with the layout over the ranks that one of the `state_dict` has.
 
         Args:
             key_path: of the tensor. None is returned if the networks have no such tensor.
         """
         match key_path:
-            case ("networks", str(name), key) if name in self.modules:
-                return self.modules[name].state_dict().get(key)
-            case ("averages", str(name), key) if name in self.averages:
-                return self.averages[name].state_dict().get(key)
-            case ("optimizers", str(name), "state", int(number), _) if name in self.optimizers:
+            case ("networks" | "averages" as part, name, key):
+                modules = self.modules if part == "networks" else self.averages
+                return modules[name].state_dict().get(key) if name in modules else None
+            case ("optimizers", name, "state", int(number), _) if name in self.optimizers:
                 groups = self.optimizers[name].param_groups
                 numbered = [each for group in groups for each in group["params"]]
                 return numbered[number] if number < len(numbered) else None
@@ -163,18 +150,19 @@ class Networks:
             RuntimeError, ValueError: it belongs to other networks or optimizers.
             KeyError, TypeError, AttributeError: it is not a state that `state_dict` returns.
         """
-        _load_modules(self.modules, state["networks"])
-        if self.averages:
-            # If the checkpoint has no averages, they start from its networks.
-            _load_modules(self.averages, state["averages"] or state["networks"])
-        if set(self.optimizers) != set(state["optimizers"]):
-            raise ValueError(f"it has the optimizers {', '.join(state['optimizers'])}")
+        for part, ours in (("networks", self.modules), ("optimizers", self.optimizers)):
+            if set(ours) != set(state[part]):
+                raise ValueError(f"it has the {part} {', '.join(state[part])}")
+        # If the checkpoint has no averages, they start from its networks.
+        averages = state["averages"] or state["networks"]
+        for name, module in self.modules.items():
+            module.load_state_dict(state["networks"][name])
+            if self.averages:
+                self.averages[name].load_state_dict(averages[name])
         for name, optimizer in self.optimizers.items():
             saved, made = state["optimizer_classes"][name], type(optimizer).__name__
             if saved != made:
-                raise ValueError(
-                    f"it was saved with {saved}, but model.py makes the optimizer {made}"
-                )
+                raise ValueError(f"it has the optimizer {saved}, but model.py makes {made}")
             now, earlier = _options(optimizer), state["optimizer_options"][name]
             optimizer.load_state_dict(state["optimizers"][name])
             for group, new, old in zip(optimizer.param_groups, now, earlier, strict=True):
@@ -184,11 +172,7 @@ class Networks:
 def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401
     """Return what a method of the learner made, by name."""
     found = {name: made} if isinstance(made, kind) else made
-    if (
-        not isinstance(found, dict)
-        or not found
-        or not all(isinstance(each, kind) and isinstance(key, str) for key, each in found.items())
-    ):
+    if not (isinstance(found, dict) and found and all(isinstance(x, kind) for x in found.values())):
         raise UsageError(
             f"{method} in model.py returned {type(made).__name__}: return one {kind.__name__}, or "
             "a dictionary of them by name"
@@ -200,13 +184,6 @@ def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the options of each group of parameters, such as weight decay."""
     groups = optimizer.param_groups
     return [{key: each for key, each in group.items() if key != "params"} for group in groups]
-
-
-def _load_modules(modules: Mapping[str, nn.Module], states: Mapping[str, Any]) -> None:
-    if set(modules) != set(states):
-        raise ValueError(f"it has the networks {', '.join(states)}")
-    for name, module in modules.items():
-        module.load_state_dict(states[name])
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
@@ -222,14 +199,12 @@ def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter
 def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
     """Freeze the parameters whose names match patterns such as `backbone.*`.
 
-    Where there are several networks, a name begins with the network's: `teacher.*`.
-
     Raises:
         UsageError: a pattern matches no parameter.
     """
     names = named_parameters(modules)
     for pattern in patterns:
-        chosen = [name for name in names if fnmatch(name, pattern)]
+        chosen = fnmatch.filter(names, pattern)
         if not chosen:
             raise UsageError(
                 f"freeze '{pattern}' matches no parameter: use names like {next(iter(names), '')}"
@@ -240,11 +215,11 @@ def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
 
 
 def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> None:
-    """Load the weights of a run, a checkpoint, or a file of one network's parameters.
+    """Load weights into networks, before they are distributed.
 
     Args:
-        modules: the networks, before they are distributed.
-        source: a run folder, whose best checkpoint is taken; or a file.
+        modules: the networks.
+        source: a run folder, whose best checkpoint is taken; a checkpoint; or a state_dict.
         partial: whether to take only the tensors that fit by name and shape.
 
     Raises:
@@ -256,38 +231,28 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     taken = 0
     for name, module in modules.items():
         mine, theirs = module.state_dict(), states.get(name, {})
-        fitting = {
-            key: value
-            for key, value in theirs.items()
-            if key in mine and mine[key].shape == value.shape
-        }
-        taken += len(fitting)
-        left = [key for key in mine if key not in fitting]
-        misfits = [*left, *(key for key in theirs if key not in mine)]
+        fitting = {k: v for k, v in theirs.items() if k in mine and mine[k].shape == v.shape}
+        misfits = ", ".join(key for key in {**mine, **theirs} if key not in fitting)
         if misfits and not partial:
             raise UsageError(
-                f"init_from {path} does not fit {name} at {', '.join(misfits[:3])}"
-                f"{' and more' if len(misfits) > 3 else ''}: --init-partial takes what fits"
+                f"init_from {path} does not fit {name} at {misfits:.200}: --init-partial takes "
+                "what fits"
             )
         module.load_state_dict(fitting, strict=False)
-        log.info("%s starts from %s: %d of %d tensors", name, path, len(fitting), len(mine))
-        if left:
-            log.info("%s keeps its own initial values of: %s", name, ", ".join(left))
+        taken += len(fitting)
+        found = f"{len(fitting)} of {len(mine)} tensors{misfits and f', without {misfits}'}"
+        log.info("%s starts from %s: %s", name, path, found)
     if not taken:
         raise UsageError(f"nothing in init_from {path} fits model.py: is it of another model?")
 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:
     """Return the SHA-256 of all parameters and buffers; every rank must call this."""
-    tensors = {
-        f"{name}.{key}": value
-        for name, module in modules.items()
-        for key, value in module.state_dict().items()
-    }
     found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        found.update(name.encode())
-        # As bytes: NumPy does not know bf16.
-        content = full_tensor(tensor.detach()).cpu().reshape(-1)
-        found.update(content.view(torch.uint8).numpy().tobytes())
+    for name, module in sorted(modules.items()):
+        for key, tensor in sorted(module.state_dict().items()):
+            found.update(f"{name}.{key}".encode())
+            # As bytes: NumPy does not know bf16.
+            content = full_tensor(tensor.detach()).cpu().reshape(-1)
+            found.update(content.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -15,7 +15,7 @@ class Position:
         epoch, step: epochs, and steps, that are complete.
         epoch_steps, consumed: steps, and samples of all ranks, of the current epoch.
         validated_step: the step of the last validation.
-        best_score, best_step: of the best validation; the score is None before the first one.
+        best_score: None before the first validation.
         validations_since_best: how many in a row were not better.
     """
 
@@ -52,7 +52,6 @@ class Position:
         """Return how much of the training is done, from 0 to 1, the same on any world size.
 
         Args:
-            settings: with the length of the training: `epochs` and `max_steps`.
             samples: of an epoch; None if it is not known.
             samples_per_step: of all ranks.
         """
@@ -65,11 +64,9 @@ class Position:
 
     def is_end(self, settings: Settings) -> bool:
         """Return whether the training is complete."""
-        return (
-            self.epoch >= settings.epochs
-            or (settings.max_steps is not None and self.step >= settings.max_steps)
-            or self.is_out_of_patience(settings)
-        )
+        steps = float("inf") if settings.max_steps is None else settings.max_steps
+        ended = self.epoch >= settings.epochs or self.step >= steps
+        return ended or self.is_out_of_patience(settings)
 
     def is_out_of_patience(self, settings: Settings) -> bool:
         """Return whether the last `patience` validations were not better than the best."""
@@ -81,11 +78,7 @@ class Position:
 
     @classmethod
     def from_state_dict(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position with the values that `state_dict` returned.
-
-        Raises:
-            TypeError: they have other names, or one is not a number.
-        """
+        """Return the position of a `state_dict`; raise TypeError if it is none."""
         for name, value in values.items():
             if not isinstance(value, int | float | None):
                 raise TypeError(f"{name} is a {type(value).__name__}")

@@ -26,8 +26,6 @@ class Updater:
     """Updates the networks in a learner's `train_step`.
 
     Args:
-        networks: and their optimizers.
-        settings: of the run. world: the ranks.
         meter: gets the losses.
         before_step: called before the optimizers step, while there are gradients.
     """
@@ -43,7 +41,6 @@ class Updater:
         self.networks, self.settings, self.world = networks, settings, world
         self.meter, self.before_step = meter, before_step
         self.select = cache(partial(select, networks))
-        self.batches: Sequence[Loaded] = ()
 
     def begin(self, batches: Sequence[Loaded], weight: int, measure_norm: bool) -> None:
         """Start a step.
@@ -53,9 +50,8 @@ class Updater:
             weight: of the batches of all ranks together.
             measure_norm: whether to record the gradient norm even if nothing is clipped.
         """
-        self.batches = [
-            each._replace(batch=to_device(each.batch, self.world.device)) for each in batches
-        ]
+        device = self.world.device
+        self.batches = [each._replace(batch=to_device(each.batch, device)) for each in batches]
         self.weight, self.measure_norm = weight, measure_norm
 
     def update(self, loss: Callable[[Any, Any], Tensor], *optimizers: str) -> None:
@@ -91,12 +87,16 @@ class Updater:
                     (value * (weight * scale)).backward()
                 self.meter.add_loss(label, value, weight)
         if self.settings.clip_norm or self.measure_norm:
-            norm = clip_gradients(selection.parameters, self.settings.clip_norm)
+            gradients = [p.grad for p in selection.parameters if p.grad is not None]
+            norm = full_tensor(nn.utils.get_total_norm(gradients))  # on every rank, with FSDP too
+            if self.settings.clip_norm:
+                nn.utils.clip_grads_with_norm_(selection.parameters, self.settings.clip_norm, norm)
             RECORDER.add(f"train/{label}gradient_norm", norm, 1)
         self.before_step()
         for name in names:
             self.networks.optimizers[name].step()
-        self.networks.zero_grad()
+        for module in self.networks.modules.values():
+            module.zero_grad()
 
     def _forward(self, loss: Callable[..., Tensor], networks: Any, batch: Any) -> Tensor:  # noqa: ANN401
         try:
@@ -112,28 +112,21 @@ class Updater:
 
 
 class Selection(NamedTuple):
-    """The networks and parameters of an update by some optimizers.
+    """The networks as the loss gets them, which some optimizers train, and all other parameters."""
 
-    Attributes:
-        parameters: that the optimizers train.
-        networks: as the loss gets them. trained: those that the optimizers train.
-        others: parameters of the networks that they do not train.
-    """
-
-    parameters: list[nn.Parameter]
     networks: Any
     trained: list[nn.Module]
+    parameters: list[nn.Parameter]
     others: list[nn.Parameter]
 
 
 def select(networks: Networks, names: tuple[str, ...]) -> Selection:
     """Return the selection of some optimizers; raise UsageError if there is no such optimizer."""
-    for name in names:
-        if name not in networks.optimizers:
-            raise UsageError(
-                f"train_step updates with '{name}', but optimizers in model.py returned "
-                f"{', '.join(networks.optimizers)}"
-            )
+    if unknown := set(names).difference(networks.optimizers):
+        raise UsageError(
+            f"train_step updates with '{unknown.pop()}', but optimizers in model.py returned "
+            f"{', '.join(networks.optimizers)}"
+        )
     groups = [group for name in names for group in networks.optimizers[name].param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
     ids = {id(parameter) for parameter in parameters}
@@ -146,7 +139,7 @@ def select(networks: Networks, names: tuple[str, ...]) -> Selection:
             # The loss calls the module itself: DDP would wait for gradients. FSDP has noted which
             # parameters have gradients, so DTensors are not frozen; their gradients are dropped.
             others += [p for p in module.parameters() if p.requires_grad and not is_dtensor(p)]
-    return Selection(parameters, networks.view(called), trained, others)
+    return Selection(networks.view(called), trained, parameters, others)
 
 
 @contextmanager
@@ -159,17 +152,6 @@ def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale the gradient down to a norm of at most `limit`, and return its norm before.
-
-    With FSDP it is the norm of the whole gradient. Every rank must call this.
-    """
-    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    if limit:
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm
 
 
 def stop_gradient(_module: nn.Module, _inputs: Any, outputs: Any) -> None:  # noqa: ANN401

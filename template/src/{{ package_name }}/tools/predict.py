@@ -111,6 +111,6 @@ def predictions(
                 ) from None
             described = [trained.learner.describe(each) for each in parts]
             rows = [json.dumps(each, default=Tensor.tolist).encode() + b"\n" for each in described]
-        gathered = world.gather_on_main(rows)
+        gathered = world.gather(rows)
         for turn in range(batch_size):
             yield from (each[turn] for each in gathered if turn < len(each))

@@ -53,11 +53,7 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
 
 
 def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> str:
-    """Return the backend for a device.
-
-    Raises:
-        UsageError: the backend does not serve this device, or not with FSDP.
-    """
+    """Return the backend for a device; raise UsageError if `wanted` does not serve it."""
     own = BACKENDS.get(device.type, "gloo")
     if wanted not in ("auto", "gloo", own):
         raise UsageError(
@@ -67,12 +63,6 @@ def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> 
         # torch 2.11 ends with a segmentation fault.
         raise UsageError(f"strategy fsdp on GPUs needs backend {own}: use auto, or --strategy ddp")
     return own if wanted == "auto" else wanted
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its work; other devices do not work asynchronously."""
-    if device.type in BACKENDS:
-        torch.get_device_module(device.type).synchronize(device)
 
 
 def gpu_id(device: torch.device) -> str | None:
@@ -85,32 +75,14 @@ def gpu_id(device: torch.device) -> str | None:
 
 
 def check_shared_gpus(gpus: Sequence[tuple[str, str | None]]) -> None:
-    """Check that no two ranks have the same GPU, which NCCL refuses without saying why.
-
-    Args:
-        gpus: the host and the `gpu_id` of each rank.
-
-    Raises:
-        UsageError: two ranks have the same GPU.
-    """
-    owners: dict[tuple[str, str | None], int] = {}
+    """Raise UsageError if ranks have the same GPU, by the host and the `gpu_id` of each."""
     for rank, (host, gpu) in enumerate(gpus):
-        owner = owners.setdefault((host, gpu), rank)
+        owner = gpus.index((host, gpu))
         if gpu and owner != rank:
             raise UsageError(
                 f"ranks {owner} and {rank} on {host} have the same GPU ({gpu}), but each needs "
                 "one of its own: start as many ranks a node as it has GPUs"
             )
-
-
-def use_deterministic_algorithms() -> None:
-    """Use operations that give the same result each time; torch raises where it has none.
-
-    Source: PyTorch's notes on reproducibility. cuBLAS reads the variable when it starts.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

@@ -42,33 +42,30 @@ class Ranks:
             UsageError: variables of the launcher are missing, or srun did not start this process
                 in an allocation of several tasks.
         """
-        try:
-            torchs = (env.get("RANK"), env.get("WORLD_SIZE"))
-            copied = torchs == (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS"))
-            if any(torchs) and ("TORCHELASTIC_RUN_ID" in env or not copied):
-                names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-                return cls("torchrun", *(int(env[name]) for name in names))
-            if srun_step(env) is not None:
-                size = env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"]
-                return cls("srun", int(env["SLURM_PROCID"]), int(size), int(env["SLURM_LOCALID"]))
-        except KeyError as error:
+        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+        launcher, names = "srun", ("SLURM_PROCID", tasks, "SLURM_LOCALID")
+        torchs = (env.get("RANK"), env.get("WORLD_SIZE"))
+        copied = torchs == (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS"))
+        if any(torchs) and ("TORCHELASTIC_RUN_ID" in env or not copied):
+            launcher, names = "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        elif srun_step(env) is None:
+            if env.get("SLURM_NTASKS", "1") == "1":
+                return cls("none", 0, 1, 0)
             raise UsageError(
-                f"{error.args[0]} is missing from the environment of torchrun or srun: start with "
-                "one of them, or unset the variables of the other"
-            ) from None
-        tasks = env.get("SLURM_NTASKS", "1")
-        if tasks != "1":
-            raise UsageError(
-                f"this allocation has {tasks} tasks, but srun did not start this process: put "
-                "srun in front of the command, or unset SLURM_NTASKS to use one process"
+                f"this allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this "
+                "process: put srun in front of the command, or unset SLURM_NTASKS"
             )
-        return cls("none", 0, 1, 0)
+        if missing := [name for name in names if name not in env]:
+            raise UsageError(
+                f"{missing[0]} is missing from the environment of {launcher}: start with torchrun "
+                "or srun, or unset the variables of the other"
+            )
+        return cls(launcher, *(int(env[name]) for name in names))
 
     def serves_store(self, env: Mapping[str, str]) -> bool:
-        """Return whether this rank opens the port of the rendezvous, if srun started it.
+        """Return whether this rank opens the port of the rendezvous; torchrun has its own store.
 
-        It is the first task on the first node; rank 0 may be elsewhere, such as by
-        `--distribution`. torchrun has a store of its own.
+        It is the first task on the first node. Rank 0 may be elsewhere, by `--distribution`.
         """
         first = self.local_rank == 0 and env.get("SLURM_NODEID", "0") == "0"
         return self.launcher == "srun" and first
@@ -107,10 +104,10 @@ def rendezvous_address(env: MutableMapping[str, str]) -> str:
     if "MASTER_PORT" not in env and "SLURM_JOB_ID" in env:
         number = int(env["SLURM_JOB_ID"]) + STRIDE * (srun_step(env) or 0)
         env["MASTER_PORT"] = str(PORTS[number % len(PORTS)])
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
-    if missing:
+    try:
+        return f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+    except KeyError as error:
         raise UsageError(
-            f"{' and '.join(missing)} not set, and Slurm does not give it: start with torchrun, or "
+            f"{error.args[0]} is not set, and Slurm does not give it: start with torchrun, or "
             "export MASTER_ADDR and MASTER_PORT before srun"
-        )
-    return f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        ) from None

@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..config import Settings
 from ..errors import LEFT, LostRankError, UsageError
-from .device import (
-    check_shared_gpus,
-    choose_backend,
-    choose_device,
-    gpu_id,
-    use_deterministic_algorithms,
-)
+from .device import check_shared_gpus, choose_backend, choose_device, gpu_id
 from .environment import Ranks, rendezvous_address
 from .signals import default_signals
 from .world import World
@@ -41,23 +34,22 @@ def joined(settings: Settings) -> Iterator[World]:
     """
     ranks = Ranks.from_environment(os.environ)
     if settings.world_size not in (None, ranks.size):
-        array = ", and tasks of an array are jobs of their own, never ranks"
         raise UsageError(
             f"world_size is {settings.world_size}, but the launcher ({ranks.launcher}) gave "
-            f"{ranks.size} rank(s){array if 'SLURM_ARRAY_TASK_ID' in os.environ else ''}: change "
-            "one of the two"
+            f"{ranks.size} rank(s): change one of the two; tasks of an array are never ranks"
         )
     if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
         # The batch scripts set it. Without it, each rank would use all cores of the node.
         torch.set_num_threads(ranks.cpus(os.environ))
     if settings.deterministic:
-        use_deterministic_algorithms()
+        # As in PyTorch's notes on reproducibility; cuBLAS reads the variable when it starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     device = choose_device(settings.device, ranks)
     with lost_ranks_explained(ranks.rank):
         if ranks.size > 1:
             backend = choose_backend(settings.backend, device, settings.strategy)
-            with default_signals(), _meeting_explained(ranks):
-                world = _meet(ranks, device, backend, timedelta(seconds=settings.timeout))
+            world = _meet(ranks, device, backend, timedelta(seconds=settings.timeout))
         else:
             world = replace(World.alone(), **vars(ranks), device=device)
         yield world
@@ -65,60 +57,52 @@ def joined(settings: Settings) -> Iterator[World]:
 
 
 def _meet(ranks: Ranks, device: torch.device, backend: str, timeout: timedelta) -> World:
-    """Start the process group and the control group, and return the world.
-
-    NCCL starts only later, with the first gradients.
-    """
-    _raise_open_file_limit()
-    host, _, port = rendezvous_address(os.environ).rpartition(":")
-    try:
-        socket.getaddrinfo(host, port)
-    except socket.gaierror as error:
-        if error.errno != socket.EAI_AGAIN:  # torch tries again
-            raise
-    store = None
-    if ranks.launcher == "srun":
-        store = dist.TCPStore(host, int(port), ranks.size, ranks.serves_store(os.environ), timeout)
-    dist.init_process_group(
-        backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
-    )
-    control = dist.new_group(backend="gloo", timeout=timeout)
-    gpus: list[Any] = [None] * ranks.size
-    dist.all_gather_object(gpus, (socket.gethostname(), gpu_id(device)), group=control)
-    if backend != "gloo":
-        check_shared_gpus(gpus)
-    hostnames = tuple(host for host, _ in gpus)
-    return World(
-        **vars(ranks), device=device, backend=backend, hostnames=hostnames, control=control
-    )
-
-
-@contextmanager
-def _meeting_explained(ranks: Ranks) -> Iterator[None]:
-    """Say in one line why the ranks can't meet.
+    """Start the process group and the control group; NCCL starts with the first gradients.
 
     Raises:
-        UsageError: they can't. The job is not requeued, as it would fail again.
+        UsageError: the ranks can't meet. The job is not requeued, as it would fail again.
         LostRankError: another rank left, perhaps because the job was stopped.
     """
+    with suppress(ImportError, OSError, ValueError):  # not on Windows; macOS may refuse
+        import resource
+
+        # A rank has a connection to each other one: the usual soft limit of 1,024 is too low.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    address = rendezvous_address(os.environ)
+    host, _, port = address.rpartition(":")
     try:
-        yield
+        with default_signals():
+            try:
+                socket.getaddrinfo(host, port)
+            except socket.gaierror as error:
+                if error.errno != socket.EAI_AGAIN:  # torch tries again
+                    raise
+            store = None
+            if ranks.launcher == "srun":
+                serves = ranks.serves_store(os.environ)
+                store = dist.TCPStore(host, int(port), ranks.size, serves, timeout)
+            dist.init_process_group(
+                backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
+            )
+            control = dist.new_group(backend="gloo", timeout=timeout)
     except (RuntimeError, socket.gaierror) as error:
         why = str(error).partition("\n")[0]
         raise (LostRankError if LEFT.search(why) else UsageError)(
-            f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at "
-            f"{rendezvous_address(os.environ)}: {why} (check MASTER_ADDR, whether its port is "
-            "taken, and GLOO_SOCKET_IFNAME if it is set)"
+            f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
+            f"{why} (check MASTER_ADDR, whether its port is taken, and GLOO_SOCKET_IFNAME if it "
+            "is set)"
         ) from None
+    world = World(**vars(ranks), device=device, backend=backend, hostnames=(), control=control)
+    gpus = world.gather((socket.gethostname(), gpu_id(device)))
+    if backend != "gloo":
+        check_shared_gpus(gpus)
+    return replace(world, hostnames=tuple(host for host, _ in gpus))
 
 
 @contextmanager
 def lost_ranks_explained(rank: int) -> Iterator[None]:
-    """Say in one line, on this rank, that another rank is gone or does not answer.
-
-    Raises:
-        LostRankError: another rank is gone or does not answer.
-    """
+    """Raise LostRankError, with one line, if another rank is gone or does not answer."""
     try:
         yield
     except RuntimeError as error:
@@ -130,15 +114,3 @@ def lost_ranks_explained(rank: int) -> Iterator[None]:
             "lines of that rank; if it has none, perhaps its memory ran out; if it was slow, raise "
             "--timeout"
         ) from None
-
-
-def _raise_open_file_limit() -> None:
-    """Let this process open as many files as it may: it has a connection to each other rank.
-
-    The usual soft limit of 1,024 is too low for some hundred ranks.
-    """
-    with suppress(ImportError, OSError, ValueError):  # not on Windows; macOS may refuse
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -17,12 +17,10 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     """
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{command[0]} did not answer within {TIMEOUT} s: try again") from None
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
-            f"{command[0]} does not start ({error.strerror}): run this on a machine with Slurm's "
-            "commands, such as a login node"
+            f"{command[0]} does not run ({error}): use a machine with Slurm's commands, such as a "
+            "login node, and try again if Slurm is busy"
         ) from None
 
 
@@ -48,12 +46,9 @@ def jobs(ids: Iterable[str]) -> dict[str, str]:
     numbers = sorted(number for number in set(ids) if re.fullmatch("[0-9]+", number))
     if not numbers:
         return {}
-    try:
-        # %A is the id of the job itself, also for a task of a job array.
-        answer = ask("squeue", "--noheader", "--format=%A %T (%r)", f"--jobs={','.join(numbers)}")
-    except UsageError as error:
-        # squeue fails if it is asked for a single job that Slurm no longer knows.
-        if "Invalid job id" in str(error):
-            return {}
-        raise
-    return dict(line.strip().split(" ", 1) for line in answer.splitlines() if line.strip())
+    # %A is the id of the job itself, also for a task of a job array.
+    done = run("squeue", "--noheader", "--format=%A %T (%r)", f"--jobs={','.join(numbers)}")
+    # squeue fails if it is asked for a single job that Slurm no longer knows.
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise UsageError(f"squeue failed: {' '.join(done.stderr.split())}")
+    return dict(line.strip().split(" ", 1) for line in done.stdout.splitlines() if line.strip())

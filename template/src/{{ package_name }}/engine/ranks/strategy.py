@@ -28,7 +28,6 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
     Args:
         network: on the CPU.
         units: returns the parts of a network that FSDP gathers one at a time.
-        settings: of the run. world: the ranks.
 
     Raises:
         UsageError: FSDP can't shard the network.
@@ -37,42 +36,28 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
         _shard(network, units, settings, world)
     network.to(world.device)
     trained = any(parameter.requires_grad for parameter in network.parameters())
-    compiled = settings.compile and trained
-    called: Any = torch.compile(network) if compiled else network
-    if settings.strategy == "ddp" and world.size > 1 and trained:
-        called = _replicate(called, settings.find_unused_parameters)
-    return called
-
-
-def _replicate(network: nn.Module, find_unused: bool) -> DistributedDataParallel:
-    """Return the network with its gradients averaged over all ranks.
-
-    Buffers are not broadcast at each step: evaluation and checkpoints use those of rank 0.
-    """
+    called: Any = torch.compile(network) if settings.compile and trained else network
+    if settings.strategy != "ddp" or world.size == 1 or not trained:
+        return called
+    options: dict[str, Any] = {"find_unused_parameters": settings.find_unused_parameters}
+    # Buffers are not broadcast at each step: evaluation and checkpoints use those of rank 0.
     # torch 2.13 renamed the option.
     new, old = "forward_sync_buffers", "broadcast_buffers"
-    known = signature(DistributedDataParallel).parameters
-    options: dict[str, Any] = {new if new in known else old: False}
-    called = _WithFirstPass(network)
-    replica = DistributedDataParallel(
-        called,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=find_unused,
-        **options,
-    )
+    options[new if new in signature(DistributedDataParallel).parameters else old] = False
+    first = _WithFirstPass(called)
+    replica = DistributedDataParallel(first, gradient_as_bucket_view=True, **options)
     replica().backward()
     replica.zero_grad()
-    called.warming_up = False
+    first.warming_up = False
     return replica
 
 
 class _WithFirstPass(nn.Module):
-    """A network with a first forward pass that needs no batch.
+    """A network with a first forward pass that needs no batch, and changes only DDP's buckets.
 
     DDP makes its final buckets after the first backward pass of a process, in the order in which
     gradients arrive. On more than two ranks, the rounding of a sum depends on its place in a
-    bucket. So the first pass must be the same in a new process and in one that resumes. This one
-    changes nothing but the buckets.
+    bucket. So the first pass must be the same in a new process and in one that resumes.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -95,21 +80,16 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    # FSDP needs contiguous parameters.
     for parameter in network.parameters():
-        parameter.data = parameter.data.contiguous()
+        parameter.data = parameter.data.contiguous()  # as FSDP needs it
     mesh = init_device_mesh(world.device.type, (world.size,))
     for unit in (*units(network), network):
         # In bf16, parameters are gathered in the dtype to which autocast casts them. A unit with
         # running statistics keeps fp32: batch normalization needs the dtype of its parameters.
-        half = settings.precision == "bf16" and not any(
-            hasattr(each, "running_mean") for each in unit.modules()
-        )
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if half else None,
-            reduce_dtype=torch.float32 if half else None,
-            cast_forward_inputs=False,
-        )
+        normalizes = any(hasattr(each, "running_mean") for each in unit.modules())
+        half = settings.precision == "bf16" and not normalizes
+        compute, reduce = (torch.bfloat16, torch.float32) if half else (None, None)
+        policy = MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False)
         try:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
         except (ValueError, NotImplementedError) as error:
@@ -121,15 +101,13 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:
     """Yield the elements of the outermost sequences of a network, such as transformer blocks."""
+    is_sequence = isinstance(network, nn.Sequential | nn.ModuleList)
     for child in network.children():
-        if isinstance(network, nn.Sequential | nn.ModuleList) and not isinstance(
-            child,
-            nn.ModuleList | nn.ModuleDict,  # these compute nothing themselves
-        ):
-            if next(child.parameters(), None) is not None:
-                yield child
-        else:
+        # A ModuleList or ModuleDict computes nothing itself.
+        if not is_sequence or isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from blocks(child)
+        elif next(child.parameters(), None) is not None:
+            yield child
 
 
 def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:

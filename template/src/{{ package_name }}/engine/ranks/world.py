@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -41,6 +40,12 @@ class World:
         """Whether this is rank 0, which writes the files."""
         return self.rank == 0
 
+    def all_reduce(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ANN401 - RedOpType
+        """Reduce a tensor on the CPU over all ranks, and return it."""
+        if self.size > 1 and values.numel():
+            dist.all_reduce(values, operation, group=self.control)
+        return values
+
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums of the values over all ranks."""
         return self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
@@ -50,48 +55,18 @@ class World:
         tensor = torch.tensor(values, dtype=torch.float64)
         return self.all_reduce(tensor, dist.ReduceOp.MAX).tolist()
 
-    def all_reduce(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ANN401 - RedOpType
-        """Reduce a tensor on the CPU over all ranks, and return it."""
-        if self.size > 1 and values.numel():
-            dist.all_reduce(values, operation, group=self.control)
-        return values
-
-    def start_sum(self, values: list[int]) -> Callable[[], list[int]]:
-        """Start to sum the values over all ranks; return a function that waits for the sums."""
-        tensor = torch.tensor(values, dtype=torch.int64)
-        work = None
-        if self.size > 1:
-            work = dist.all_reduce(tensor, group=self.control, async_op=True)
-
-        @cache
-        def result() -> list[int]:
-            if work:
-                work.wait()
-            return tensor.tolist()
-
-        return result
-
     def broadcast(self, value: Any) -> Any:  # noqa: ANN401 - whatever can be pickled
         """Return rank 0's value on every rank."""
-        if self.size == 1:
-            return value
         values = [value]
-        dist.broadcast_object_list(values, group=self.control)
+        if self.size > 1:
+            dist.broadcast_object_list(values, group=self.control)
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:  # noqa: ANN401 - whatever can be pickled
         """Return the values of all ranks, on every rank."""
-        values = [value]
+        values = [value] * self.size
         if self.size > 1:
-            values *= self.size
             dist.all_gather_object(values, value, group=self.control)
-        return values
-
-    def gather_on_main(self, value: Any) -> list[Any]:  # noqa: ANN401 - whatever can be pickled
-        """Return the values of all ranks on rank 0, an empty list on the others."""
-        values = [value] * self.size if self.is_main else []
-        if self.size > 1:
-            dist.gather_object(value, values or None, group=self.control)
         return values
 
     def on_main(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns

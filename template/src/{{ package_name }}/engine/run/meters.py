@@ -115,7 +115,7 @@ class Meter:
         }
 
     def state_dict(self, world: World) -> dict[str, Any]:
-        """Return on rank 0 what a resumed run must know; every rank calls this."""
+        """Return what a resumed run must know; every rank calls this."""
         trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
         # Earlier versions of the project read the weight.
         return {"weight": self.weight, "recorded": RECORDER.state_dict(world), "trained": trained}

@@ -123,8 +123,8 @@ class Recorder:
             self.active = True
 
     def state_dict(self, world: World) -> list[Values]:
-        """Return on rank 0 what each rank has, in the order of ranks; every rank calls this."""
-        return world.gather_on_main(self._floats())
+        """Return what each rank has, in the order of ranks; every rank calls this."""
+        return world.gather(self._floats())
 
     def load_state_dict(self, state: Sequence[Values], world: World) -> None:
         """Continue from the `state_dict` of an interrupted run.

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...engine.ranks.device import synchronize
 from ...engine.ranks.world import World
 
 T = TypeVar("T")
@@ -110,7 +109,8 @@ def median_seconds(call: Callable[[], object], size: int, channel: Channel) -> f
         began = time.perf_counter()
         for _ in range(calls):
             call()
-        synchronize(channel.device)
+        if channel.device.type != "cpu":
+            torch.accelerator.synchronize()
         return (time.perf_counter() - began) / calls
 
     seconds = []
