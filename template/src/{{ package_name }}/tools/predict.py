@@ -112,5 +112,6 @@ def predictions(
             described = [trained.learner.describe(each) for each in parts]
             rows = [json.dumps(each, default=Tensor.tolist).encode() + b"\n" for each in described]
         gathered = world.gather(rows)
-        for turn in range(batch_size):
-            yield from (each[turn] for each in gathered if turn < len(each))
+        if world.is_main:
+            for turn in range(batch_size):
+                yield from (each[turn] for each in gathered if turn < len(each))

@@ -62,14 +62,6 @@ class Ranks:
             )
         return cls(launcher, *(int(env[name]) for name in names))
 
-    def serves_store(self, env: Mapping[str, str]) -> bool:
-        """Return whether this rank opens the port of the rendezvous; torchrun has its own store.
-
-        It is the first task on the first node. Rank 0 may be elsewhere, by `--distribution`.
-        """
-        first = self.local_rank == 0 and env.get("SLURM_NODEID", "0") == "0"
-        return self.launcher == "srun" and first
-
     def cpus(self, env: Mapping[str, str]) -> int:
         """Return the number of CPUs for this rank alone."""
         if self.launcher == "srun":

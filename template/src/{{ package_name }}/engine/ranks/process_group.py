@@ -80,7 +80,9 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, timeout: timedelta) 
                     raise
             store = None
             if ranks.launcher == "srun":
-                serves = ranks.serves_store(os.environ)
+                # The first task on the first node serves it. A topology or `--distribution` may put
+                # rank 0 elsewhere. torchrun has a store of its own.
+                serves = ranks.local_rank == 0 and os.environ.get("SLURM_NODEID", "0") == "0"
                 store = dist.TCPStore(host, int(port), ranks.size, serves, timeout)
             dist.init_process_group(
                 backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
