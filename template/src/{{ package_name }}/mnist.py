@@ -19,11 +19,8 @@ from .engine import UsageError, write_atomically
 
 log = logging.getLogger(__name__)
 
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
-# SHA-256 of the unpacked files: a mirror may compress them differently.
+URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+# SHA-256 of the unpacked files.
 CHECKSUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -73,38 +70,28 @@ def unpacked(content: bytes) -> bytes:
     return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
-def download(folder: Path, mirrors: tuple[str, ...] = MIRRORS) -> None:
+def download(folder: Path, url: str = URL) -> None:
     """Fetch those of the four files that `folder` lacks, and verify their checksums.
 
     Raises:
-        UsageError: no mirror has the right file, or the folder can't be written to.
+        UsageError: a file can't be fetched or written, or is not the right one.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, checksum in CHECKSUMS.items():
-            if stored(folder / name).exists():
-                log.info("%s is already there", name)
-            else:
-                write_atomically(folder / f"{name}.gz", _fetch(name, checksum, mirrors))
-    except OSError as error:
-        raise UsageError(f"can't write to the folder {folder}: {error.strerror}") from None
-
-
-def _fetch(name: str, checksum: str, mirrors: tuple[str, ...]) -> bytes:
-    """Return the compressed file from the first mirror that has the right one."""
-    for mirror in mirrors:
+    for name, checksum in CHECKSUMS.items():
+        if stored(folder / name).exists():
+            log.info("%s is already there", name)
+            continue
         try:
-            with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=30) as response:
-                content: bytes = response.read()
-            if hashlib.sha256(unpacked(content)).hexdigest() == checksum:
-                return content
-            log.warning("%s%s.gz has a wrong checksum", mirror, name)
-        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
-            log.warning("can't fetch %s%s.gz: %s", mirror, name, error)
-    raise UsageError(
-        f"{name} could not be fetched: copy MNIST's four files to data_dir from elsewhere, or use "
-        "--dataset synthetic"
-    )
+            with urllib.request.urlopen(f"{url}{name}.gz", timeout=30) as response:
+                content = response.read()
+            if hashlib.sha256(unpacked(content)).hexdigest() != checksum:
+                raise ValueError("its checksum is wrong")
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / f"{name}.gz", content)
+        except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
+            raise UsageError(
+                f"can't fetch {url}{name}.gz to {folder} ({str(error)[:200]!a}): copy MNIST's four "
+                "files there from elsewhere, or use --dataset synthetic"
+            ) from None
 
 
 # Seven-by-five pictures of the digits, a row a number, a bit a pixel.
