@@ -42,9 +42,8 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, request: StopRequest) -> int:
     """Train with these settings; every rank calls this.
 
-    Returns:
-        The exit code of the process: 0, or 75 if a signal stopped the run after a checkpoint. Slurm
-        requeues a job that exits with 75 (slurm/common.sh).
+    Return the exit code of the process: 0, or 75 if a signal stopped the run after a checkpoint.
+    Slurm requeues a job that exits with 75 (slurm/common.sh).
     """
     trackers = select(settings.trackers)
     make = model_class()
@@ -190,7 +189,7 @@ class Trainer:
         if position.step == 0:
             raise UsageError("the training set has no samples: is data_dir the right folder?")
         due = is_due(self.settings.validate_epochs, position.epoch + 1)
-        if due and not self._is_validated():
+        if due and position.validated_step != position.step:
             metrics = self._evaluate()
             position.end_epoch()
             self._record(metrics)
@@ -209,12 +208,8 @@ class Trainer:
 
         Every rank calls this.
         """
-        if not self._is_validated():
+        if self.position.validated_step != self.position.step:
             self._record(self._evaluate())
-
-    def _is_validated(self) -> bool:
-        position = self.position
-        return position.validated_step == position.step and position.best_score is not None
 
     def _evaluate(self) -> dict[str, float]:
         """Return the metrics of the validation set."""
@@ -257,8 +252,7 @@ class Trainer:
     def finish(self) -> int:
         """Evaluate on the test set, and write summary.json and figures; every rank calls this.
 
-        Returns:
-            The exit code: 1 on rank 0 if figures or registry failed, but 0 in a sweep.
+        Return the exit code: 1 on rank 0 if figures or the registry failed, but 0 in a sweep.
         """
         step = self.position.step
         test = self.evaluator.evaluate(self.datasets.test, "test", step)

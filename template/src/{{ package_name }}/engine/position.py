@@ -14,7 +14,7 @@ class Position:
     Attributes:
         epoch, step: epochs, and steps, that are complete.
         epoch_steps, consumed: steps, and samples of all ranks, of the current epoch.
-        validated_step: the step of the last validation.
+        validated_step: the step of the last validation, -1 before the first one.
         best_score: None before the first validation.
         validations_since_best: how many in a row were not better.
     """
@@ -23,7 +23,7 @@ class Position:
     step: int = 0
     epoch_steps: int = 0
     consumed: int = 0
-    validated_step: int = 0
+    validated_step: int = -1
     best_score: float | None = None
     best_step: int = 0
     validations_since_best: int = 0
