@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -536,13 +537,20 @@ def test_the_log_says_once_that_steps_wait_for_data(
     assert job.log.count("of their time: --workers auto?") == said
 
 
-def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path, late: bool) -> None:
+    """Also where the rank is told late, and a batch on its way fails before."""
     job = srun(project, tmp_path / "run", 2, "--workers=1", "--max-steps=1000", STEP_SECONDS="0.05")
     job.wait_for_step(3)
     (rank, _) = job.processes
     helpers = psutil.Process(rank.pid).children()
-    (worker,) = (child for helper in helpers for child in helper.children())
+    ((server, worker),) = ((helper, child) for helper in helpers for child in helper.children())
+    if late:
+        server.suspend()
     worker.kill()
+    if late:
+        time.sleep(0.5)
+        server.resume()
     assert job.wait().codes[0] == 1
     error = "error: a loading worker ended, perhaps because memory ran out (DataLoader worker (pid"
     assert error in job.log and "Traceback" not in job.log and "leaked" not in job.log

@@ -139,11 +139,8 @@ class Evaluator:
         """Yield this rank's batches, each with whether it counts.
 
         With FSDP, all ranks must call the networks equally often. So a rank with one batch fewer
-        than rank 0 gets another one at the end, which does not count.
-
-        Args:
-            dataset: map-style.
-            samples: how many to read on all ranks together, without workers; None for all.
+        than rank 0 gets another one at the end, which does not count. All ranks together read
+        `samples`, without workers; None for all.
         """
         size, total = self.settings.test_batch_size, len(dataset)  # type: ignore[arg-type]
         workers = self.settings.workers if samples is None else 0

@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.queues import Queue
 from pickle import PicklingError
@@ -57,7 +59,15 @@ def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
 
 def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
     try:
-        yield from batches
+        try:
+            yield from batches
+        except (ConnectionError, EOFError):
+            # Perhaps the worker that sent this batch was killed: ask again after a moment, and the
+            # loader raises the RuntimeError below.
+            time.sleep(1)
+            with suppress(ConnectionError, EOFError):
+                next(batches, None)
+            raise
     except UsageError as error:
         # The error of a worker is its traceback, and then the message.
         raise UsageError(str(error).strip().rpartition("UsageError: ")[2]) from None

@@ -32,8 +32,7 @@ class World:
     @classmethod
     def alone(cls) -> "World":
         """Return a world of this process alone, on the CPU."""
-        host = socket.gethostname()
-        return cls(0, 1, 0, "none", torch.device("cpu"), None, (host,), None)
+        return cls(0, 1, 0, "none", torch.device("cpu"), None, (socket.gethostname(),), None)
 
     @property
     def is_main(self) -> bool:
