@@ -147,7 +147,6 @@ def test_an_owner_gives_signs_of_life_and_a_folder_without_a_run_goes(
     (tmp_path / "run" / "config.yaml").touch()
     lock.release()
     assert run_lock.owner_of(tmp_path / "run") is None
-    (tmp_path / "run" / "summary.json.0123.tmp").touch()  # of an attempt that was killed
     assert is_taken(run_lock, tmp_path / "run")
     found = sorted(str(path.relative_to(tmp_path / "run")) for path in tmp_path.glob("run/**/*.*"))
     assert found == ["attempts/1.json", "attempts/2.json", "config.yaml"]

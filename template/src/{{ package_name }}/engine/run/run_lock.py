@@ -92,11 +92,7 @@ def own_run_folder(settings: "Settings", world: "World") -> Iterator[None]:
 
 
 class RunLock:
-    """This process's attempt at a run.
-
-    Args:
-        run: the run folder.
-    """
+    """This process's attempt at a run, whose folder it reserves."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / "attempts"
@@ -104,13 +100,13 @@ class RunLock:
         self.released = threading.Event()
 
     def acquire(self) -> None:
-        """Take the folder, and remove temporary files that a killed attempt left in it.
+        """Take the folder.
 
         Raises:
             UsageError: another training owns it, or it can't be written to.
         """
         try:
-            self.made = not self.run.exists()
+            self.folder.mkdir(parents=True, exist_ok=True)
             self.mine = Attempt.mine()
             self.path = self._take()
         except OSError as error:
@@ -127,56 +123,40 @@ class RunLock:
                     f"{path} is another user's link, and this run would write through it: choose "
                     "another --run-dir"
                 )
-        for pattern in ("*.tmp", "figures/*.tmp", "attempts/*.tmp"):
-            for left in self.run.glob(pattern):
-                with suppress(OSError):
-                    left.unlink()
 
     def release(self) -> None:
-        """Release the folder; remove it if it is new and nothing was written to it."""
+        """Release the folder; remove it if nothing was written to it."""
         if not self.path:
             return
         self.released.set()
         self.thread.join()
         with suppress(OSError):
-            if self.made and self.path.stem == "1" and os.listdir(self.run) == ["attempts"]:
+            if self.path.stem == "1" and os.listdir(self.run) == ["attempts"]:
                 self.path.unlink()
                 self.folder.rmdir()
                 self.run.rmdir()
             else:
-                ended = dataclasses.replace(self.mine, ended=True)
-                write_atomically(self.path, json.dumps(vars(ended), indent=2) + "\n")
+                write_atomically(self.path, _text(dataclasses.replace(self.mine, ended=True)))
         self.path = None
 
     def _take(self) -> Path:
-        number = 0
-        for _ in range(50):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # A shared file system may list a new file late.
-            number = max(number, newest(self.folder))
-            try:
-                if number:
-                    self._check_free(self.folder / f"{number}.json")
-                path = self.folder / f"{number + 1}.json"
-                with path.open("x", encoding="utf-8") as file:  # the one atomic operation
-                    file.write(json.dumps(vars(self.mine), indent=2) + "\n")
+        number = newest(self.folder)
+        while True:
+            path = self.folder / f"{number}.json"
+            owner = _read(path) if number else None
+            if number and not _is_dead(path, owner, self.mine):
+                stop = f" (scancel {owner.job})" if owner and owner.job else ""
+                raise UsageError(
+                    f"{self.run} is the run folder of {owner or 'an unknown process'}, last "
+                    f"updated {_silence(path):.0f} s ago: wait for its end, stop it{stop}, or "
+                    f"choose another --run-dir; only if it is certainly dead, remove {path}"
+                )
+            number += 1
+            path = self.folder / f"{number}.json"
+            # Another process may create it first, and a shared file system may list it late.
+            with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+                file.write(_text(self.mine))  # creating the file is the one atomic operation
                 return path
-            except FileExistsError:
-                number += 1  # another process created it first
-            except FileNotFoundError:
-                number = 0  # the first attempt failed, and removed the folder
-            time.sleep(0.1)
-        raise UsageError(f"can't take {self.run}: remove {self.folder} if no training uses it")
-
-    def _check_free(self, path: Path) -> None:
-        owner = _read(path)
-        if not _is_dead(path, owner, self.mine):
-            stop = f" (scancel {owner.job})" if owner and owner.job else ""
-            raise UsageError(
-                f"{self.run} is the run folder of {owner or 'an unknown process'}, last updated "
-                f"{_silence(path):.0f} s ago: wait for its end, stop it{stop}, or choose another "
-                f"--run-dir; only if it is certainly dead, remove {path}"
-            )
 
     def _keep_alive(self) -> None:
         """Update the time of the attempt's file, however long a step or a validation takes."""
@@ -186,11 +166,8 @@ class RunLock:
             with suppress(OSError):
                 os.utime(self.path)
                 if following.exists():
-                    log.error(
-                        "error: this training did not update its file for so long that another "
-                        "one has taken its run folder (%s): it ends here",
-                        following,
-                    )
+                    reason = "this training was silent, and another one has taken its run folder"
+                    log.error("error: %s (%s): it ends here", reason, following)
                     os._exit(1)
 
 
@@ -210,13 +187,16 @@ def newest(folder: Path) -> int:
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
+def _text(attempt: Attempt) -> str:
+    return json.dumps(vars(attempt), indent=2) + "\n"
+
+
 def _read(path: Path) -> Attempt | None:
     """Return an attempt, None if its file is damaged."""
     for _ in range(20):
-        try:
+        with suppress(ValueError, TypeError):
             return Attempt(**read_object(path, get_type_hints(Attempt)))
-        except (ValueError, TypeError):
-            time.sleep(0.1)  # its owner may have just created it, and writes it now
+        time.sleep(0.1)  # its owner may have just created it, and writes it now
     return None
 
 
@@ -226,7 +206,13 @@ def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
         if owner.ended:
             return True
         if (owner.host, owner.system) == (mine.host, mine.system):
-            return not _runs(owner)
+            with suppress(psutil.NoSuchProcess, ValueError):
+                process = psutil.Process(owner.pid)
+                started = process.create_time() - psutil.boot_time()
+                # A new process may have the same number.
+                same = abs(started - owner.started) < 2
+                return not same or process.status() == psutil.STATUS_ZOMBIE
+            return True
         same_job = owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
         if same_job and owner.restart != mine.restart:
             # Slurm requeues a job after its last start has ended, or its node is lost.
@@ -238,15 +224,3 @@ def _silence(path: Path) -> float:
     """Return the seconds since the last update, by the file system's clock alone."""
     with tempfile.TemporaryFile(dir=path.parent) as probe, open_regular(path) as file:
         return os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
-
-
-def _runs(owner: Attempt) -> bool:
-    """Return whether a process of this machine still runs; a new one may have the same number."""
-    try:
-        process = psutil.Process(owner.pid)
-        started = process.create_time() - psutil.boot_time()
-        return abs(started - owner.started) < 2 and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, ValueError):
-        return False
-    except psutil.AccessDenied:
-        return True
