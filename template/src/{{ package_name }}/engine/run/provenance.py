@@ -1,6 +1,5 @@
 """Where a run came from: code, template, packages, machines."""
 
-import logging
 import os
 import platform
 import re
@@ -18,9 +17,6 @@ import yaml
 from ..errors import without_secrets
 from ..ranks.world import World
 
-log = logging.getLogger(__name__)
-
-ANSWERS = Path(".copier-answers.yml")
 LONGEST_DIFF = 100_000  # characters
 # Values that are assigned to a name like api_key or "token", and have a digit.
 KEYS = r"(?i)((?:key|token|secret|password)[\"']?\s*[:=]\s*[\"']?)(?=\S*\d)[\w+/=-]{16,}"
@@ -35,6 +31,7 @@ def collect(world: World) -> dict[str, Any]:
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
     packages = (each.metadata for each in distributions())
+    answers = Path(".copier-answers.yml")
     return {
         "command": sys.argv,
         "git": {
@@ -43,7 +40,7 @@ def collect(world: World) -> dict[str, Any]:
             "changes": _git("status", "--short"),
             "diff": diff and f"{diff}\n",
         },
-        "template": yaml.safe_load(ANSWERS.read_text("utf-8")) if ANSWERS.exists() else None,
+        "template": yaml.safe_load(answers.read_text("utf-8")) if answers.exists() else None,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": dict(sorted((each["Name"], each["Version"]) for each in packages)),
         "platform": platform.platform(),
@@ -81,14 +78,6 @@ def _git(*arguments: str, **env: str) -> str | None:
             check=True,
             env={**os.environ, "LC_ALL": "C", **env},
         )
-    except OSError:
-        return None
-    except subprocess.CalledProcessError as error:
-        if "dubious ownership" in error.stderr and arguments == ("rev-parse", "HEAD"):
-            log.warning(
-                "the commit is not in provenance.json: this folder is another user's; run 'git "
-                "config --global --add safe.directory %s'",
-                Path.cwd(),
-            )
+    except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.rstrip("\n")
