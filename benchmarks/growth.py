@@ -60,7 +60,7 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
     """Play one rank of worlds of each size; training is counted in bytes, and so done once."""
     parts = [play(setting, size, repeats, "growing", what="parts") for size in SIZES]
     ddp = [play(setting, size, 1, "growing", what="ddp") for size in SIZES]
-    each = [play(setting, size, 1, "growing", what="fsdp", each="yes") for size in SIZES]
+    fsdp = [play(setting, size, 1, "growing", what="fsdp") for size in SIZES]
     # Gloo connects all pairs of ranks at once, or each at its first message.
     eager = [play(setting, size, repeats, "mesh") for size in MESHES]
     lazy = [play(setting, size, repeats, "mesh", TORCH_GLOO_LAZY_INIT="1") for size in MESHES]
@@ -104,7 +104,7 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
         _growth(
             "Growth: memory of rank 0 that trains the example, at most",
             "MiB",
-            {"DDP": (ddp, "peak MiB"), "FSDP": (each, "peak MiB")},
+            {"DDP": (ddp, "peak MiB"), "FSDP": (fsdp, "peak MiB")},
         ),
         _growth(
             "Growth: planning a save with FSDP",
@@ -128,11 +128,7 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
         _growth(
             "Growth: a logged step",
             "bytes",
-            {
-                "written by rank 0": (ddp, "line bytes"),
-                "reduced by a rank": (ddp, "reduced bytes"),
-                "written, with a number of each rank": (each, "line bytes"),
-            },
+            {"written by rank 0": (ddp, "line bytes")},
         ),
         _growth(
             "Growth: files",
@@ -183,7 +179,6 @@ def play(
     repeats: int,
     program: str,
     what: str = "",
-    each: str = "",
     **env: str,
 ) -> Figures:
     """Run a contestant as rank 0 of a world, in new processes; return medians.
@@ -195,7 +190,7 @@ def play(
         **environment(setting),
         **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size)},
         **{"MASTER_ADDR": "localhost", "MASTER_PORT": "1"},  # where nobody connects to
-        **{"BENCHMARK_WHAT": what, "BENCHMARK_EACH": each},
+        **{"BENCHMARK_WHAT": what},
         **env,
     }
     found = []

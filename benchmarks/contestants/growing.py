@@ -25,7 +25,6 @@ from demo.engine.ranks.dtensor import is_dtensor
 from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
 from demo.engine.ranks.world import World
-from demo.engine.run.record import record
 from demo.settings import Settings
 from plans import planning
 from stopwatch import Clock, milliseconds, peak_mib, python_kib
@@ -77,28 +76,12 @@ class Block(nn.Linear):
 
 
 class Rank0(train.Trainer):
-    """The trainer, which counts the bytes that a logged step reduces."""
-
-    reduced = 0
+    """The trainer, whose peak of memory begins with its first step."""
 
     def train_step(self, *arguments: object) -> None:
         if not self.position.step:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, behind set-up's
-        if os.environ["BENCHMARK_EACH"] == "yes":
-            record("own/number", 1.0, "each")
         super().train_step(*arguments)
-
-    def _log_step(self) -> None:
-        all_reduce, counted = dist.all_reduce, []
-
-        def count(tensor: Tensor, *arguments: object, **options: object) -> object:
-            counted.append(tensor.nbytes)
-            return all_reduce(tensor, *arguments, **options)
-
-        dist.all_reduce = count
-        super()._log_step()
-        dist.all_reduce = all_reduce
-        Rank0.reduced = sum(counted)
 
 
 def pretend() -> None:
@@ -241,7 +224,6 @@ def training() -> Figures:
         return {
             "peak MiB": peak_mib(),
             "line bytes": sum(len(line) + 1 for line in logged),
-            "reduced bytes": Rank0.reduced,
             "files": len(files) - len(saved),
             "written once KiB": sum(Path(folder, name).stat().st_size for name in once) / 1024,
         }

@@ -311,7 +311,7 @@ def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None
     brackets = "[" * 50_000
     for name in ("config.yaml", "provenance.json", "trackers.json", "metrics.jsonl"):
         (tmp_path / name).write_text(brackets)
-    assert read_settings(tmp_path) == known_ids(tmp_path, 0) == {}
+    assert read_settings(tmp_path) == known_ids(tmp_path) == {}
     with pytest.raises(UsageError, match="is not YAML: maximum recursion depth"):
         Settings.from_yaml(tmp_path / "config.yaml")
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{brackets}\n{{"step": 2}}\n')

@@ -55,7 +55,6 @@ def test_everything_is_there_once_of_a_resumed_run(
     assert json.loads(text(events, "provenance").strip("`"))["world_size"] == 2
     assert "resuming from" in text(events, "log") and "test: loss" in text(events, "log")
     assert text(events, "status") == "finished"
-    assert Path(text(events, "checkpoint")).name == "step-00000200.pt"
     for picture in ("test/confusion_matrix", "test/predictions"):
         (image,) = events.Images(picture)
         assert image.step == 200 and min(image.width, image.height) > 300
@@ -70,24 +69,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again_in_its_p
     flags = (*SHORT, "--checkpoint-every=1000")
     stopped = srun(project, tmp_path / "run", 1, *flags, **PACED)
     stopped.interrupt(30, "tensorboard", saved=False)
-    # By the clock of a node that is a day ahead.
-    (path,) = (tmp_path / "run/tensorboard").iterdir()
-    start, _, rest = path.name.rpartition("tfevents.")[2].partition(".")
-    path.rename(path.with_name(f"events.out.tfevents.{int(start) + 86_400}.{rest}"))
     job = launch(1, *flags)
     events = tensorboard(job.run_dir / "tensorboard")
     assert [event.step for event in events.Scalars("train/loss")] == STEPS
-
-
-def test_all_ranks_have_runs_of_their_own(launch: Launch) -> None:
-    job = launch(2, *SHORT, "--track-all-ranks")
-    ranks = [tensorboard(job.run_dir / "tensorboard" / name) for name in ("", "rank1")]
-    both = [[event.value for event in rank.Scalars("train/loss")] for rank in ranks]
-    assert len(both[0]) == len(both[1]) == len(STEPS)
-    # Rank 0's run has the means over all ranks.
-    assert both[0] != both[1]
-    assert both[0] == pytest.approx(both[1], rel=0.5)
-    assert text(ranks[1], "status") == "finished"
 
 
 def test_a_failed_run_says_why(launch: Launch) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
@@ -27,8 +26,9 @@ from .engine.run import run_lock
 from .engine.run.folder import with_run_dir
 from .engine.run.logger import RunLogger
 from .engine.run.logging_setup import set_up_logging
-from .engine.run.messages import DataWaitHint, log_start
+from .engine.run.messages import log_start
 from .engine.run.meters import Meter
+from .engine.run.record import LOSS
 from .engine.schedule import scaling
 from .engine.updater import Updater
 from .learner import Learner, model_class
@@ -74,12 +74,11 @@ class Trainer:
         )
         self.evaluator = Evaluator(learner, self.networks, settings, world)
         self.meter = Meter(world.device, learner.unit)
-        self.updater = Updater(self.networks, settings, world, self.meter, self._show_histograms)
+        self.updater = Updater(self.networks, settings, world, self._show_histograms)
         self.checkpointing = Checkpointing(
             self.networks, self.meter, settings, world, self.samples_per_step
         )
         self.position = self.checkpointing.position
-        self.data_wait = DataWaitHint(settings.workers)
 
     def train(self, trackers: list[str]) -> int:
         """Train until the end or a signal; return the exit code of the process."""
@@ -92,9 +91,8 @@ class Trainer:
         if settings.dry_run:
             log.info("dry run: a sample was evaluated and predicted; no step was taken")
             return 0
-        names = trackers if world.is_main or settings.track_all_ranks else []
         self.logger = RunLogger(
-            settings, world, partial(Trackers, names), checkpointing, self.learner.best
+            settings, world, partial(Trackers, trackers), checkpointing, self.learner.best
         )
         with self.logger, closing(self.loader), checkpointing, lost_ranks_explained(world.rank):
             while not self.position.is_end(settings):
@@ -145,7 +143,6 @@ class Trainer:
                 self.save()
         totals.result()  # after the last step, too: no all-reduce may stay pending
         bar.close()
-        self.meter.count_time()
         if stopping:
             self._stop()
         elif samples == 0:
@@ -170,13 +167,11 @@ class Trainer:
         return self.position.progress(self.settings, self.loader.samples, self.samples_per_step)
 
     def _log_step(self) -> None:
-        readings, own = self.meter.read(self.world)
-        for name in self.meter.losses:
-            # It is missing if no batch had a weight.
-            self.checkpointing.check_finite(f"{name} is", readings.get(name, 0.0))
-        self.data_wait.check(readings["train/data_seconds"], self.meter.step_seconds)
+        readings = self.meter.read(self.world)
+        for name in filter(LOSS.fullmatch, readings):
+            self.checkpointing.check_finite(f"{name} is", readings[name])
         rates = self.networks.learning_rates()
-        self.logger.metrics(self.position.step, self.progress(), readings | rates, own | rates)
+        self.logger.metrics(self.position.step, self.progress(), readings | rates)
 
     def _show_histograms(self) -> None:
         if is_due(self.settings.histograms_every, self.position.step + 1):
@@ -213,11 +208,10 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Return the metrics of the validation set."""
-        began = time.perf_counter()
         # A signal during a long validation then costs no more than the validation.
         self.save()
         found = self.evaluator.evaluate(self.datasets.validation, "validation", self.position.step)
-        self.meter.skip(time.perf_counter() - began)
+        self.meter.begin()
         return found.metrics
 
     def _record(self, metrics: dict[str, float]) -> None:
@@ -226,7 +220,6 @@ class Trainer:
         self.checkpointing.check_finite(f"{name} is", metrics[name])
         best = position.judge(metrics[name], direction)
         self.logger.metrics(position.step, self.progress(), {"epoch": position.epoch, **metrics})
-        self.logger.best(position.best_score, position.best_step)
         self.save(best)
         if position.is_out_of_patience(self.settings):
             log.info(
@@ -305,4 +298,4 @@ class Trainer:
         if name and self.world.is_main:
             best = self.learner.load(self.checkpointing.run_dir, self.settings)
             example = best.learner.inputs(best.example(self.datasets.test, 4))
-            self.logger.trackers.log("model", best.networks, example, name, best.step)
+            self.logger.trackers.call("log_model", best.networks, example, name, best.step)

@@ -202,8 +202,6 @@ class Settings:
     """let every rank log, not only rank 0"""
     trackers: tuple[str, ...] = ()
     """trackers that get the metrics, in addition to metrics.jsonl; none: no tracker"""
-    track_all_ranks: bool = False
-    """give every rank its own run in the trackers, not only rank 0"""
     histograms_every: Count = 0
     """optimizer steps between histograms of parameters and gradients; 0: none"""
     register_model: str | None = None
@@ -270,6 +268,8 @@ class Settings:
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
         values.pop("config", None)  # the config.yaml of a run names the file of its settings
+        if values.get("track_all_ranks") is False:  # in the config.yaml of earlier versions
+            del values["track_all_ranks"]
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := [str(key) for key in values if key not in known]:
             near = difflib.get_close_matches(unknown[0], known, n=1)

@@ -89,7 +89,7 @@ class Evaluator:
         modules = self.networks.evaluated
         with (
             evaluation_mode(modules, self.world),
-            RECORDER.paused(),
+            RECORDER.apart(),
             autocast(self.world.device, self.settings.precision),
         ):
             return to_cpu((batch, self.learner.predict(self.networks.view(modules), batch)))
@@ -104,16 +104,16 @@ class Evaluator:
         }
         seed_generators(derive("evaluation", self.settings.seed, self.world.rank, step))
         sums = {"weight": torch.zeros((), dtype=torch.float64)}
-        with evaluation_mode(modules, self.world), RECORDER.evaluating(split):
+        with evaluation_mode(modules, self.world), RECORDER.apart(split):
             for batch, counts in self._batches(dataset, samples):
                 weight = check_weight(self.learner.batch_weight(batch)) if counts else None
                 batch = to_device(batch, device)
                 with (
                     autocast(device, self.settings.precision),
-                    nullcontext() if counts else RECORDER.paused(),
+                    nullcontext() if counts else RECORDER.apart(),
                 ):
                     add(sums, objects, self.learner.measure(networks, batch), weight)
-            recorded, _ = RECORDER.read(self.world)
+            recorded = RECORDER.read(self.world)
         totals = over_all_ranks(sums, self.world)
         metrics = {f"{split}/{k}": v for k, v in self._metrics(totals, objects).items()}
         if twice := metrics.keys() & recorded.keys():

@@ -18,7 +18,6 @@ from .networks import Networks
 from .ranks.device import autocast
 from .ranks.dtensor import full_tensor, is_dtensor
 from .ranks.world import World
-from .run.meters import Meter
 from .run.record import RECORDER
 
 
@@ -26,7 +25,6 @@ class Updater:
     """Updates the networks in a learner's `train_step`.
 
     Args:
-        meter: gets the losses.
         before_step: called before the optimizers step, while there are gradients.
     """
 
@@ -35,11 +33,10 @@ class Updater:
         networks: Networks,
         settings: Settings,
         world: World,
-        meter: Meter,
         before_step: Callable[[], None],
     ) -> None:
         self.networks, self.settings, self.world = networks, settings, world
-        self.meter, self.before_step = meter, before_step
+        self.before_step = before_step
         self.select = cache(partial(select, networks))
 
     def begin(self, batches: Sequence[Loaded], weight: int, measure_norm: bool) -> None:
@@ -76,7 +73,7 @@ class Updater:
             for number, (batch, samples, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
                     if not samples:  # a spare batch, whose numbers were recorded before
-                        stack.enter_context(RECORDER.paused())
+                        stack.enter_context(RECORDER.apart())
                     for each in selection.trained:
                         # DDP averages the gradients over ranks after the last batch.
                         if number < len(self.batches) and isinstance(each, DistributedDataParallel):
@@ -85,7 +82,7 @@ class Updater:
                             stack.callback(each.register_forward_hook(stop_gradient).remove)
                     value = self._forward(loss, selection.networks, batch)
                     (value * (weight * scale)).backward()
-                self.meter.add_loss(label, value, weight)
+                RECORDER.add(f"train/{label}loss", value, weight)
         if self.settings.clip_norm or self.measure_norm:
             gradients = [p.grad for p in selection.parameters if p.grad is not None]
             norm = full_tensor(nn.utils.get_total_norm(gradients))  # on every rank, with FSDP too

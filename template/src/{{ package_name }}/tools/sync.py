@@ -69,7 +69,6 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
         OSError, ValueError, UsageError: a file of the run can't be read, or the files that a
             tracker left there can't be sent.
     """
-    from ..engine.checkpoint_files import Checkpoints
     from ..engine.run.logging_setup import read_log
 
     if owner_of(directory):
@@ -81,8 +80,8 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     # The files are read before a tracker starts.
     state = read_object(directory / "status.json", KINDS)
     facts = read_object(directory / "provenance.json", {})
-    lines, ids = read_lines(directory / "metrics.jsonl"), known_ids(directory, 0)
-    text, best = read_log(directory), Checkpoints(directory / "checkpoints").best()
+    lines, ids = read_lines(directory / "metrics.jsonl"), known_ids(directory)
+    text = read_log(directory)
     status, missed = state.get("status", "running"), state.get("missed_by", [])
     if status == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
@@ -97,18 +96,14 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
             chosen.append(name)
     last = lines[-1]["step"] if lines else 0
     trackers = Trackers(chosen, describe_run(settings, facts, last), lines)
-    trackers.log("text", "log", text, last)
-    if best:
-        trackers.log("checkpoint", best, last)
-    for tracker in trackers.threads:
-        # A run that still has the status running was killed.
-        tracker.call("finish", "failed" if status == "running" else status, state.get("error"))
-        tracker.calls.put(None)
-        tracker.join()
-    sent += [name for name in chosen if name not in trackers.failed]
+    trackers.call("log_text", "log", text, last)
+    # A run that still has the status running was killed.
+    ending = "failed" if status == "running" else status
+    failed = trackers.finish(ending, state.get("error"), seconds=10**6)
+    sent += [name for name in chosen if name not in failed]
     if any(name in missed for name in sent):
         state["missed_by"] = [name for name in missed if name not in sent]
         write_atomically(directory / "status.json", json.dumps(state, indent=2) + "\n")
     if sent:
         log.info("%s: %s has it all now", directory, ", ".join(sent))
-    return trackers.failed
+    return failed

@@ -3,15 +3,14 @@
 To add one, put a module here whose class `Tracker` is a `Backend`, and name it in `trackers`.
 """
 
-import os
 import pkgutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import UsageError
+from ..engine.errors import UsageError, is_rank_0
 from ..engine.run.description import Run
 from ..engine.run.status import Status
 
@@ -21,24 +20,6 @@ if TYPE_CHECKING:
 
 History = dict[str, dict[int, float]]
 """For each metric its values, by step."""
-# Variables that a tracker's package reads or adds, with their defaults. They are set here, before
-# a thread starts: up to glibc 2.40, the process may crash if another thread reads the environment
-# while a variable is added, and each line of the log reads TZ.
-VARIABLES = {
-    # MLflow sends nothing to its makers, gives up a server that is down within a minute, and logs
-    # warnings only. It repeats a request that times out: with a shorter limit, a slow server would
-    # start a run twice.
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "25",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # W&B sets it at its start, and reads an empty value as none.
-    "WANDB_SERVICE": "",
-}
-for _name, _value in VARIABLES.items():
-    os.environ.setdefault(_name, _value)
 
 
 class Backend:
@@ -79,9 +60,6 @@ class Backend:
     def log_text(self, name: str, text: str, step: int) -> None:
         """Record a text, such as the log; a later text of the same name replaces it."""
 
-    def log_checkpoint(self, path: Path, step: int) -> None:
-        """Record the path of the run's best checkpoint; the file is not copied."""
-
     def log_model(
         self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int
     ) -> None:
@@ -111,7 +89,7 @@ def load(name: str) -> ModuleType:
 
 
 def select(names: Sequence[str]) -> list[str]:
-    """Return the trackers to use; `none` silences all.
+    """Return the trackers to use, and import them on rank 0; `none` silences all.
 
     Raises:
         UsageError: a name that this project has no tracker for.
@@ -124,4 +102,9 @@ def select(names: Sequence[str]) -> list[str]:
                 f"unknown tracker '{name}': this project has {', '.join(available()) or 'none'}; "
                 "give names with spaces between, or 'none' alone, for no tracker"
             )
+    for name in names if is_rank_0() else ():
+        # Their packages may add environment variables. Once other threads read the environment,
+        # that can crash the process. A failure is reported when the tracker starts.
+        with suppress(Exception):
+            load(name)
     return list(dict.fromkeys(names))

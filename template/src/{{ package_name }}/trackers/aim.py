@@ -21,11 +21,10 @@ import aim
 import numpy as np
 from aim.ext.cleanup import AutoClean
 from aim.ext.resource.log import LogLine
-from aim.sdk.objects.artifact import Artifact
 from aim.storage.hashing import hash_auto
 from filelock import SoftFileLock, Timeout
 
-from ..engine.run.status import Status, StatusFile
+from ..engine.run.status import SILENCE_LIMIT, Status
 from . import Backend, History, Run
 
 logging.getLogger("aim").setLevel(logging.WARNING)
@@ -43,8 +42,7 @@ class Tracker(Backend):
     """A run in Aim; a step that is logged again replaces the first.
 
     Attributes of the run, for Aim's search: `run.settings.lr`, `run.provenance.git.commit`,
-    `run.status`, `run.error`, `run.rank`, `run.directory` (the same for all ranks of a run),
-    `run.checkpoint.path`. The page "Logs" has the log, "Artifacts" the best checkpoint.
+    `run.status`, `run.error`, `run.directory`. The page "Logs" has the log.
     """
 
     def __init__(self, run: Run) -> None:
@@ -77,8 +75,6 @@ class Tracker(Backend):
             "settings": run.settings,
             "provenance": {**run.provenance, "packages": packages},
             "directory": str(run.directory),
-            "rank": run.rank,
-            "main_run": run.main_id if run.rank else self.run_id,
             "status": "running",
             "error": None,
         }
@@ -129,9 +125,7 @@ class Tracker(Backend):
         self.run._tracker._track(numbers, time, step=step)
         now = clock.time()
         self.longest, self.last = max(self.longest, now - self.last), now
-        self.run.report_progress(
-            expect_next_in=int(max(StatusFile.SILENCE_LIMIT, 5 * self.longest))
-        )
+        self.run.report_progress(expect_next_in=int(max(SILENCE_LIMIT, 5 * self.longest)))
 
     def log_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Record a picture."""
@@ -150,13 +144,6 @@ class Tracker(Backend):
             return
         for number, line in enumerate(text.splitlines()):
             self.run.track(LogLine(line), name="logs", step=number)
-
-    def log_checkpoint(self, path: Path, step: int) -> None:
-        """Record the path, as an attribute and as an artifact that refers to the file."""
-        self.run["checkpoint"] = {"path": str(path), "step": step}
-        # run.log_artifact() would copy the file; its entry alone is all that Aim reads.
-        entry = Artifact(str(path), uri=path.parent.absolute().as_uri(), name=path.name)
-        self.run.meta_run_tree.subtree("artifacts")[path.name] = entry
 
     def flush(self) -> None:
         """Wait until a server has everything; a local repository needs no wait."""

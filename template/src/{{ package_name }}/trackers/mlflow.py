@@ -14,6 +14,21 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+# MLflow sends nothing to its makers, gives up a server that is down within a minute, and logs
+# warnings only. It repeats a request that times out: with a shorter limit, a slow server would
+# start a run twice.
+os.environ.update(
+    {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "25",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        **os.environ,
+    }
+)
+
 from filelock import SoftFileLock, Timeout
 from mlflow import MlflowClient, MlflowException
 from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
@@ -39,7 +54,7 @@ STALE = 60  # seconds after which a lock belongs to a dead process
 
 
 class Tracker(Backend):
-    """A run in MLflow; runs of other ranks are children of rank 0's run.
+    """A run in MLflow.
 
     Metrics are sent together, every few seconds, since each call takes milliseconds. A resumed run
     removes the metrics after its checkpoint from a local database. A server removes nothing: there,
@@ -71,7 +86,6 @@ class Tracker(Backend):
             self.experiment = self._experiment(run.experiment, artifacts)
             new = self.client.create_run(self.experiment, run_name=run.name, tags=_facts(run))
             self.run_id = new.info.run_id
-            run.started(self.run_id)
         self._describe(run, before)
 
     def _found(self, run_id: str | None) -> "Found | None":
@@ -138,10 +152,6 @@ class Tracker(Backend):
     def log_text(self, name: str, text: str, step: int) -> None:
         """Record a text as a file."""
         self.client.log_text(self.run_id, text, f"{name}.txt")
-
-    def log_checkpoint(self, path: Path, step: int) -> None:
-        """Note the path."""
-        self.client.set_tag(self.run_id, "checkpoint", str(path.absolute()))
 
     def log_model(
         self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int | None = None
@@ -269,7 +279,6 @@ def _facts(run: Run) -> dict[str, str]:
     tags = {
         "status": "running",
         "tags": " ".join(run.tags),
-        "rank": run.rank,
         "run_dir": run.directory,
         "world_size": facts.get("world_size"),
         "hostnames": " ".join(facts.get("hostnames", ())),
@@ -279,7 +288,6 @@ def _facts(run: Run) -> dict[str, str]:
         "mlflow.source.git.commit": git.get("commit"),
         "mlflow.source.name": " ".join(facts.get("command", ())),
         "mlflow.source.type": "JOB" if slurm else "LOCAL",
-        "mlflow.parentRunId": run.main_id if run.rank else None,
     }
     with suppress(KeyError, OSError):  # containers may not know their user
         tags["mlflow.user"] = getpass.getuser()

@@ -2,9 +2,7 @@
 
 import json
 import logging
-import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import yaml
@@ -19,16 +17,13 @@ logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
 class Tracker(Backend):
-    """Event files in `RUN_DIR/tensorboard`; each other rank has its own folder in there."""
+    """Event files in `RUN_DIR/tensorboard`."""
 
     def __init__(self, run: Run) -> None:
         self.folder = run.directory / "tensorboard"
-        if run.rank:
-            self.folder /= f"rank{run.rank}"
         self.run_id = str(self.folder)
         # Hide what the interrupted run wrote after its last checkpoint: it is written again.
         purge = run.resume_step + 1 if run.run_id else None
-        put_first(self.folder)
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
         self.step = run.resume_step
         if not run.run_id:
@@ -63,10 +58,6 @@ class Tracker(Backend):
         """Write a text, with its line breaks."""
         self.writer.add_text(name, text if text.startswith("```") else fenced(text), step)
 
-    def log_checkpoint(self, path: Path, step: int) -> None:
-        """Write the path."""
-        self.writer.add_text("checkpoint", str(path), step)
-
     def flush(self) -> None:
         """Write what is buffered to the file."""
         self.writer.flush()
@@ -75,19 +66,6 @@ class Tracker(Backend):
         """Note how the run ended, and close the file."""
         self.writer.add_text("status", f"{status}: {error}" if error else status, self.step)
         self.writer.close()
-
-
-def put_first(folder: Path) -> None:
-    """Rename the files of earlier attempts, if a new file would not be the last by its name.
-
-    TensorBoard reads files in the order of their names, which begin with the time of their
-    creation. The clock of an earlier node may have been ahead of this one.
-    """
-    start = "events.out.tfevents."
-    files = sorted(folder.glob(f"{start}*"))
-    if files and files[-1].name >= f"{start}{int(time.time()):010}":
-        for path in files:
-            path.rename(path.with_name(path.name.replace(start, f"{start}0000000000.", 1)))
 
 
 def fenced(text: str) -> str:

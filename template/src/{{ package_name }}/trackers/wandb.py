@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# W&B adds it at its start, and reads an empty value as none.
+os.environ.setdefault("WANDB_SERVICE", "")
+
 import wandb
 
 from ..engine.errors import UsageError, without_secrets
@@ -44,14 +47,11 @@ class Tracker(Backend):
             wandb.init,
             project=os.environ.get("WANDB_PROJECT") or __name__.partition(".")[0],
             group=run.experiment,
-            job_type=f"rank{run.rank}" if run.rank else None,
             name=run.name,
             tags=list(run.tags),
             config={**run.settings, "provenance": run.provenance},
-            # One for each rank: W&B names folders by the second, and two ranks may start in one.
-            dir=run.directory / f"wandb-rank{run.rank}" if run.rank else run.directory,
-            # A sweep's agent chooses rank 0's id, by WANDB_RUN_ID.
-            id=run.run_id or (secrets.token_hex(4) if run.rank else None),
+            dir=run.directory,
+            id=run.run_id,
             resume="allow",
             settings=wandb.Settings(
                 init_timeout=SECONDS,
@@ -60,8 +60,6 @@ class Tracker(Backend):
                 x_transaction_log_flush_interval=1,
             ),
         )
-        if run.rank:
-            (run.directory / f"wandb-rank{run.rank}").mkdir(exist_ok=True)
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
         if mode == "offline" and not online:
             log.info("W&B: WANDB_API_KEY is not set, so this run is offline; sync sends it later")
@@ -77,15 +75,13 @@ class Tracker(Backend):
             )
             self.run = start(mode="offline")
         self.run_id = self.run.id
-        self.rank = run.rank
         # W&B's own step can't go back to that of a checkpoint.
         self.run.define_metric("*", step_metric="trainer/step")
 
     def history(self) -> History:
         """Return the metrics in the files of earlier attempts."""
-        folder = self.directory / (f"wandb-rank{self.rank}" if self.rank else "") / "wandb"
         held: History = {}
-        for attempt in sorted(folder.glob("*run-*")):
+        for attempt in sorted(self.directory.glob("wandb/*run-*")):
             if attempt.resolve() == Path(self.run.dir).parent.resolve():
                 continue
             for row in rows(attempt):
@@ -114,12 +110,6 @@ class Tracker(Backend):
         path.write_text(text, encoding="utf-8")
         self.run.save(str(path), base_path=self.run.dir, policy="now")
 
-    def log_checkpoint(self, path: Path, step: int) -> None:
-        """Record an artifact that refers to the checkpoint."""
-        artifact = wandb.Artifact(f"checkpoint-{self.run_id}", "model", metadata={"step": step})
-        artifact.add_reference(path.absolute().as_uri(), checksum=False)
-        self.run.log_artifact(artifact)
-
     def finish(self, status: Status, error: str | None) -> None:
         """Close the run; only a finished one counts as a success."""
         self.run.summary["status"] = status
@@ -137,8 +127,7 @@ def sync(directory: Path) -> bool:
     Raises:
         UsageError: there is no key, W&B can't be reached, or the run is another user's.
     """
-    attempts = sorted(str(path) for path in directory.glob("wandb*/*run-*") if path.is_dir())
-    attempts += sorted(str(path) for path in directory.glob("wandb-rank*/wandb/*run-*"))
+    attempts = sorted(str(path) for path in directory.glob("wandb/*run-*") if path.is_dir())
     if not attempts:
         return False
     if any(os.lstat(attempt).st_uid != os.getuid() for attempt in attempts):

@@ -1,6 +1,6 @@
 """The description of a run that trackers get."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,6 @@ class Run:
         tags: words to find the run by.
         resume_step: the step that this attempt resumes from, 0 for a new run.
         run_id: the id that the tracker gave the run in an earlier attempt, None for a new run.
-        rank, main_id: the rank whose metrics these are, and the id of rank 0's run. With
-            `track_all_ranks`, each rank has its own run in the tracker.
-        started: a tracker may call it with the id of the run as soon as it has one. If its start
-            fails after that, the next attempt continues this run.
     """
 
     directory: Path
@@ -36,25 +32,18 @@ class Run:
     tags: Sequence[str] = ()
     resume_step: int = 0
     run_id: str | None = None
-    rank: int = 0
-    main_id: str | None = None
-    started: Callable[[str], None] = lambda _: None
 
 
-def describe_run(
-    settings: Settings, facts: Mapping[str, Any], resume_step: int, rank: int = 0
-) -> Run:
+def describe_run(settings: Settings, facts: Mapping[str, Any], resume_step: int) -> Run:
     """Return the description of a run; facts are its provenance."""
     folder = Path(str(settings.run_dir)).absolute()
-    name = f"{settings.experiment}/{folder.name}"
     return Run(
         directory=folder,
         store=Path(settings.run_root, settings.experiment).absolute(),
-        name=f"{name}/rank{rank}" if rank else name,
+        name=f"{settings.experiment}/{folder.name}",
         experiment=settings.experiment,
         settings=settings.as_dict(),
         provenance=facts,
         tags=settings.tags,
         resume_step=resume_step,
-        rank=rank,
     )

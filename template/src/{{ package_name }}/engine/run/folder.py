@@ -50,26 +50,22 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
     return dataclasses.replace(settings, run_dir=str(folder))
 
 
-def set_aside_earlier(folder: Path, resume_step: int) -> None:
-    """Move files of an earlier run to `earlier-1` or the next number.
+def keep_earlier(folder: Path, resume_step: int) -> None:
+    """Keep what this attempt would replace.
 
-    These are the files that this run would replace, and checkpoints of later steps.
+    Checkpoints of later steps, and all results if this attempt starts from step 0, are moved to
+    `earlier-1` or the next number. Settings and provenance are copied to `attempts/`.
     """
+    attempts = folder / "attempts"
+    described = [folder / name for name in ("config.yaml", "provenance.json")]
+    described = [path for path in described if path.exists()]
+    for path in described:
+        write_atomically(attempts / f"{newest(attempts) - 1}-{path.name}", path.read_bytes())
     left = Checkpoints(folder / "checkpoints").newer(resume_step)
     if resume_step == 0:
-        paths = [folder / name for name in ("metrics.jsonl", "summary.json")]
-        left += [path for path in paths if path.exists() and path.stat().st_size]
-        described = [folder / name for name in ("config.yaml", "provenance.json")]
-        left += [path for path in described if left and path.exists()]
+        results = [folder / name for name in ("metrics.jsonl", "summary.json")]
+        left += [path for path in results if path.exists() and path.stat().st_size]
+        left += described if left else []
     if left:
         aside = set_aside(left, folder)
         log.warning("moved what an earlier run had left in %s to %s", folder, aside.name)
-
-
-def keep_records(folder: Path) -> None:
-    """Copy the settings and the provenance of the last attempt to `attempts/`."""
-    attempts = folder / "attempts"
-    for name in ("config.yaml", "provenance.json"):
-        if (path := folder / name).exists():
-            kept = attempts / f"{newest(attempts) - 1}-{name}"
-            write_atomically(kept, path.read_bytes())

@@ -1,9 +1,9 @@
-"""Log lines about a run: its start, a resume, and steps that wait for data."""
+"""Log lines about a run: its start, and a resume."""
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..config import Settings
 from ..data.steps import StepLoader
@@ -15,13 +15,12 @@ log = logging.getLogger(__name__)
 
 def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_step: int) -> None:
     """Log the ranks, the data and the settings of a run."""
-    log.info(
-        "%s on %s, device %s%s",
-        f"{world.size} rank(s) by {world.launcher}" if world.backend else "one process",
-        ", ".join(dict.fromkeys(world.hostnames)),
-        world.device,
-        f", backend {world.backend}, strategy {settings.strategy}" if world.backend else "",
-    )
+    ranks, how = "one process", ""
+    if world.backend:
+        ranks = f"{world.size} rank(s) by {world.launcher}"
+        how = f", backend {world.backend}, strategy {settings.strategy}"
+    hosts = ", ".join(dict.fromkeys(world.hostnames))
+    log.info("%s on %s, device %s%s", ranks, hosts, world.device, how)
     log.info(
         "%s: %s training samples, %d samples a step, %d loading worker(s) a rank",
         settings.dataset,
@@ -53,23 +52,3 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
         if not expected and before.get(name, value) != value:
             was = printable(str(before[name]))
             log.warning("%s was %s at the checkpoint, now %s", name, was, value)
-
-
-class DataWaitHint:
-    """Logs once that steps wait for their samples, if that is most of their time.
-
-    Args:
-        workers: the setting; nothing is logged if loading workers were chosen.
-    """
-
-    def __init__(self, workers: int | Literal["auto"]) -> None:
-        self.readings, self.logged = 0, workers != 0
-
-    def check(self, data_seconds: float, step_seconds: float) -> None:
-        """Check the mean times, in seconds, that a step waited and took."""
-        self.readings += 1
-        share = data_seconds / step_seconds
-        # The first steps include start-up work.
-        if share > 0.5 and not self.logged and self.readings > 1:
-            log.info("steps wait for data for %.0f %% of their time: --workers auto?", 100 * share)
-            self.logged = True

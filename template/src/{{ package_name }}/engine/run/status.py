@@ -5,80 +5,62 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_type_hints
 
 from ..filesystem import write_atomically
+from ..position import Position
 
 Status = Literal["finished", "failed", "preempted"]
 
 log = logging.getLogger(__name__)
 
-KINDS = {
-    "status": str,
-    "error": str | None,
-    "step": int,
-    "progress": float | int,
-    "started": float | int,
-    "updated": float | int,
-    "expect_next_in": float | int,
-    "job": str | None,
-    "host": str,
-    "pid": int,
-    "missed_by": list,
-    "best_metric": str,
-    "best_direction": str,
-    "best_score": float | None,
-    "best_step": int,
-}
-"""The types of the values in status.json, for `read_object`."""
+SILENCE_LIMIT = 600  # seconds before silence means trouble; start-up and validations take long
+WRITE_INTERVAL = 5  # seconds between two writes
 
 
+@dataclass
 class StatusFile:
-    """The state of a run in a file, written by rank 0.
+    """The values in status.json; rank 0 writes them."""
 
-    Args:
-        path: the file.
-        step: of the training.
-    """
+    best_metric: str
+    best_direction: str
+    step: int
+    best_score: float | None
+    best_step: int
+    status: str = "running"
+    error: str | None = None
+    progress: float | int = 0.0
+    started: float | int = field(default_factory=time.time)
+    updated: float | int = 0.0
+    expect_next_in: float | int = SILENCE_LIMIT
+    job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    missed_by: list = field(default_factory=list)  # trackers that did not get everything
 
-    WRITE_INTERVAL = 5  # seconds between two writes
-    SILENCE_LIMIT = 600  # seconds before silence means trouble; start-up and validations take long
+    def __post_init__(self) -> None:
+        self.last_update = time.time()
 
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.last, self.longest = path, time.time(), 0.0
-        self.state: dict[str, Any] = {
-            "status": "running",
-            "error": None,
-            "step": step,
-            "progress": 0.0,
-            "started": self.last,
-            "expect_next_in": self.SILENCE_LIMIT,
-            "job": os.environ.get("SLURM_JOB_ID"),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "missed_by": [],
-        }
-        self._write()
-
-    def update(self, step: int, progress: float) -> None:
-        """Save the step and the progress, from 0 to 1; most calls only keep them in memory."""
+    def update(self, folder: Path, position: Position, progress: float) -> None:
+        """Note how far the run is; write the file, unless it was written some seconds ago."""
         now = time.time()
-        self.longest, self.last = max(self.longest, now - self.last), now
-        limit = round(max(self.SILENCE_LIMIT, 5 * self.longest))
-        self.state |= {"step": step, "progress": round(progress, 4), "expect_next_in": limit}
-        if now - self.state["updated"] > self.WRITE_INTERVAL:
-            self._write()
+        silence, self.last_update = now - self.last_update, now
+        self.expect_next_in = max(self.expect_next_in, round(5 * silence))
+        self.step, self.progress = position.step, round(progress, 4)
+        self.best_score, self.best_step = position.best_score, position.best_step
+        if now - self.updated > WRITE_INTERVAL:
+            self.write(folder)
 
-    def end(self, status: Status, error: str | None, step: int, missed: Sequence[str] = ()) -> None:
-        """Save how and where the run ended, and the trackers that did not get everything."""
-        self.state |= {"status": status, "error": error, "step": step, "missed_by": list(missed)}
-        self._write()
-
-    def _write(self) -> None:
-        self.state["updated"] = time.time()
+    def write(self, folder: Path) -> None:
+        """Write the file into the run folder; training goes on if it can't be written."""
+        self.updated = time.time()
         try:
-            write_atomically(self.path, json.dumps(self.state, indent=2) + "\n")
+            write_atomically(folder / "status.json", json.dumps(asdict(self), indent=2) + "\n")
         except OSError as error:
-            log.warning("could not write %s: %s", self.path, error.strerror)
+            log.warning("could not write %s/status.json: %s", folder, error.strerror)
+
+
+KINDS = get_type_hints(StatusFile)
+"""The types of the values, for `read_object`."""
