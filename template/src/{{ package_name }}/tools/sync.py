@@ -17,7 +17,7 @@ from ..engine.errors import UsageError
 from ..engine.filesystem import read_lines, read_object, write_atomically
 from ..engine.run.description import describe_run
 from ..engine.run.run_lock import owner_of
-from ..engine.run.status import KINDS
+from ..engine.run.status import KINDS, Status
 from ..settings import Settings
 from ..trackers import load, select
 from ..trackers.dispatch import Trackers, known_ids
@@ -98,7 +98,7 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     trackers = Trackers(chosen, describe_run(settings, facts, last), lines)
     trackers.call("log_text", "log", text, last)
     # A run that still has the status running was killed.
-    ending = "failed" if status == "running" else status
+    ending: Status = "failed" if status == "running" else status
     failed = trackers.finish(ending, state.get("error"), seconds=10**6)
     sent += [name for name in chosen if name not in failed]
     if any(name in missed for name in sent):
