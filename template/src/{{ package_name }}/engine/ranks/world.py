@@ -45,10 +45,6 @@ class World:
             dist.all_reduce(values, operation, group=self.control)
         return values
 
-    def sum(self, values: list[float]) -> list[float]:
-        """Return the sums of the values over all ranks."""
-        return self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
-
     def maximum(self, values: list[float]) -> list[float]:
         """Return the largest of each value over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
