@@ -111,8 +111,7 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
             "ms",
             {
                 "a rank plans its part": (parts, "own plan ms"),
-                "rank 0 joins all plans, first save": (parts, "all plans ms"),
-                "the same, later saves": (parts, "all plans again ms"),
+                "rank 0 joins all plans": (parts, "all plans ms"),
                 "a rank reads the list of parts": (parts, "list ms"),
             },
         ),

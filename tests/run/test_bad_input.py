@@ -201,7 +201,6 @@ def test_a_network_that_diverged_is_not_saved(project: Path, tmp_path: Path, eve
     assert "Traceback" not in job.log
     kept = [path.name for path in job.run_dir.glob("checkpoints/step-*.pt")]
     assert kept == (["step-00000002.pt"] if every == "--checkpoint-every=2" else [])
-    assert ("last good checkpoint: none" in job.log) == (not kept)
     state = json.loads((job.run_dir / "status.json").read_text())
     assert state["status"] == "failed" and state["error"].startswith("the norm of all")
     assert not (job.run_dir / "summary.json").exists()
@@ -277,7 +276,7 @@ def test_what_a_file_says_is_no_command_to_the_terminal(launch: Launch, tmp_path
     lines = f"{zeros}  {path.name}\n{zeros}  a\x1b]0;owned\x07\n"
     path.with_suffix(".sha256").write_text(lines)
     job = launch(1, "--max-steps=1")
-    assert "skipping the corrupt checkpoint" in job.log and "owned" in job.log
+    assert "skipping the corrupt checkpoint" in job.log
     for text in (job.log, (tmp_path / "run/log.txt").read_text()):
         assert "\x1b" not in text and "\x07" not in text
 

@@ -145,7 +145,7 @@ def as_shards(folder: Path, content: bytes) -> None:
 
     path = folder / "step-00000001.pt"
     torch.save({"network": {"weight": checkpoint.IN_SHARDS}}, path)
-    shards = checkpoint.shards_of(path)
+    shards = path.with_suffix(".shards")
     dcp.save({"network/weight": torch.zeros(1)}, checkpoint_id=shards, no_dist=True)
     metadata = (shards / ".metadata").read_bytes()
     for files in ((content, b""), (metadata, archive(content))):
@@ -266,9 +266,16 @@ def as_source(run: Path) -> None:
 
 
 def as_weights(run: Path) -> None:
-    from demo.engine.checkpoint_files import weights
+    initialize(run)
 
-    weights(run)
+
+def initialize(source: Path) -> torch.nn.Module:
+    """Return a network with the weights of a file, of which it takes those that fit."""
+    from demo.engine import networks
+
+    network = torch.nn.Linear(1, 2, bias=False)
+    networks.initialize({"network": network}, str(source), True)
+    return network
 
 
 def as_resumed(run: Path) -> None:
@@ -383,7 +390,7 @@ def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) ->
         with pytest.raises(UsageError, match=message):
             as_source(run)
     with pytest.raises(UsageError, match=message):
-        checkpoint.weights(run / name)
+        initialize(run / name)
     with pytest.raises(UsageError, match=message):
         checkpoint.load(run / name)
 
@@ -403,15 +410,13 @@ def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
 
 
 def test_workers_of_another_machine(run: Path) -> None:
-    from demo.engine.inference import for_use, saved_settings
-    from demo.engine.ranks.environment import bound_cpus
-    from demo.settings import Settings
+    from demo.model import Model
 
     state = torch.load(run / STEP, weights_only=True)
     state["settings"]["workers"] = 60
     torch.save(state, run / STEP)
-    saved = saved_settings(Settings, run / STEP)
-    assert for_use(saved, "cpu", None).workers == min(60, bound_cpus())
+    sign(run / STEP, run / STEP)
+    assert Model.load(run).settings.workers == "auto"
 
 
 @pytest.mark.skipif(os.geteuid(), reason="the link must be of another user")
@@ -433,11 +438,9 @@ def test_a_run_does_not_write_through_a_link_of_another_user(run: Path, beside: 
 
 def test_the_weights_of_another_program_may_be_a_link(run: Path, beside: Path) -> None:
     """As they are in a cache of downloads."""
-    from demo.engine.checkpoint_files import weights
-
-    torch.save({"weight": torch.ones(2)}, beside / "blob")
+    torch.save({"weight": torch.ones(2, 1)}, beside / "blob")
     (beside / "weights.pt").symlink_to(beside / "blob")
-    assert weights(beside / "weights.pt")[1]["network"]["weight"].sum() == 2
+    assert initialize(beside / "weights.pt").weight.sum() == 2
 
 
 @pytest.mark.parametrize("words", [["sync", "--trackers=tensorboard"], ["predict"], ["export"]])

@@ -600,7 +600,7 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     assert resumed.summary["resumed_from_step"] == 3
     for path in (tmp_path / "run/checkpoints").glob("step-*.pt"):
         path.write_bytes(b"damaged")
-    check_error(train(learners, tmp_path / "run", 2, *gone), f"there is no {tmp_path}/gone")
+    check_error(train(learners, tmp_path / "run", 2, *gone), f"no checkpoint is in {tmp_path}/gone")
 
     wide = (*short, "--outputs=2")
     refused = train(learners, tmp_path / "wide", 2, *wide)
@@ -613,7 +613,7 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     check_error(train(learners, tmp_path / "none", 1, "--freeze", "9.*"), "freeze '9.*' matches no")
     torch.save([1], tmp_path / "list.pt")
     wrong = train(learners, tmp_path / "none", 1, f"--init-from={tmp_path}/list.pt")
-    check_error(wrong, "list.pt has no weights: give a run folder")
+    check_error(wrong, "list.pt is not a checkpoint of this version of the project, nor the")
 
 
 def test_a_network_may_have_buffers_alone(learners: Path, alone: Job, tmp_path: Path) -> None:

@@ -437,11 +437,12 @@ def test_old_checkpoints_are_removed_but_not_the_best(project: Path, tmp_path: P
 def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
     project: Path, tmp_path: Path
 ) -> None:
-    from demo.engine.checkpoint_files import Checkpoints, find_fault, load
+    from demo.engine.checkpoint_files import Checkpoints, find, find_fault
     from demo.engine.errors import UsageError
 
     checkpoints = Checkpoints(tmp_path, keep=1)
-    state = dict.fromkeys(("networks", "optimizers", "position"))
+    parts = ("networks", "averages", "optimizers", "position", "settings")
+    state: dict[str, Any] = {part: {} for part in parts}
     checkpoints.write(state | {"step": 1000, "weights": torch.zeros(8)}, 1000)
     newer = tmp_path / "step-00001000.pt"
     whole = newer.read_bytes()
@@ -451,7 +452,7 @@ def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
         )
         assert find_fault(newer) == "step-00001000.pt is not as it was written", position
     with pytest.raises(UsageError, match="is damaged"):
-        load(newer)
+        find(newer)
     newer.write_bytes(whole[: len(whole) // 2])
     # A run that went on from elsewhere saves an earlier step: that is the one to keep.
     checkpoints.write({"step": 600}, 600)
@@ -548,4 +549,4 @@ def test_resume_takes_a_path_or_refuses(launch: Launch, tmp_path: Path) -> None:
     assert "choose another --run-dir, or --resume auto" in refused.log
     missing = launch(1, "--resume=nowhere", name="missing")
     assert missing.codes == [1]
-    assert "there is no nowhere: give a step-*.pt file, or a run folder" in missing.log
+    assert "no checkpoint is in nowhere: give a step-*.pt file, or a run folder" in missing.log

@@ -66,7 +66,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert saver.wait()
     assert written(tmp_path, 1)["network"]["weight"].eq(0).all()
     assert written(tmp_path, 2)["network"]["weight"].eq(1).all()
-    assert saver.checkpoints.latest() == saver.checkpoints.best()
+    folder = tmp_path / "checkpoints"
+    assert (folder / "latest").read_text() == (folder / "best").read_text() == "step-00000002.pt"
 
 
 def test_the_end_waits_for_the_checkpoint_after_an_error_too(
@@ -88,7 +89,8 @@ def test_a_failure_is_told_to_who_waits(
     (tmp_path / "checkpoints/step-00000002.pt").mkdir()  # where a file must be made
     saver.start_writing({"step": 2}, 2, False, before=lambda: None)
     assert not saver.wait()
-    assert "a resume would start from step-00000001.pt" in caplog.text
+    assert "step-00000002.pt" in caplog.text and "training goes on" in caplog.text
+    assert (tmp_path / "checkpoints/latest").read_text() == "step-00000001.pt"
 
 
 def test_a_state_is_written_as_it_is(saver: "Checkpointing", tmp_path: Path) -> None:
@@ -131,7 +133,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("demo.engine.checkpoint_files.open_regular", opened)
 
 
-STATE = {"networks": {}, "optimizers": {}, "position": {}, "weights": torch.zeros(10_000)}
+PARTS = ("networks", "averages", "optimizers", "position", "settings")
+STATE = {**{part: {} for part in PARTS}, "weights": torch.zeros(10_000)}
 
 
 @pytest.mark.usefixtures("failing")
@@ -204,19 +207,18 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
         assert saver.checkpoints.newest() == saver.checkpoints.path(1), killed_at
 
 
-def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
-    """As earlier versions saved it: nothing begins at step 0 because of it."""
+def test_a_checkpoint_without_digests_counts(saver: "Checkpointing") -> None:
+    """As a kill between two files leaves it: nothing begins at step 0 because of it."""
     from demo.engine.checkpoint_files import IN_SHARDS, load
     from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
     path = saver.checkpoints.path(1)
     path.with_suffix(".sha256").unlink()
-    with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* give --resume"):
-        saver.checkpoints.newest()
+    assert saver.checkpoints.newest() == path
     assert load(path)["networks"] == {}
     torch.save({**STATE, "weights": IN_SHARDS}, path)
-    with pytest.raises(UsageError, match=r"copy the folder step-00000001\.shards too"):
+    with pytest.raises(UsageError, match=r"can't read .*step-00000001\.shards"):
         load(path)
 
 
@@ -231,15 +233,4 @@ def test_a_checkpoint_that_one_rank_cannot_load_ends_all(
     error = UsageError("of another rank")
     monkeypatch.setattr(type(saver.world), "gather", lambda _, own: [own, error])
     with pytest.raises(UsageError, match="of another rank"):
-        Checkpointing(networks, None, saver.settings, saver.world, 1)
-
-    # Only rank 0 compares the digests, which takes reading all shards.
-    saver.checkpoints.path(1).with_suffix(".sha256").write_text("")
-    found = saver.checkpoints.path(1)
-    monkeypatch.setattr(type(saver.world), "on_main", lambda *_: found)
-    monkeypatch.setattr(type(saver.world), "gather", lambda _, own: [own, own and error])
-    with pytest.raises(UsageError, match="does not list it"):
-        Checkpointing(networks, None, saver.settings, saver.world, 1)
-    saver.world.rank = 1
-    with pytest.raises(UsageError, match="does not fit"):
         Checkpointing(networks, None, saver.settings, saver.world, 1)

@@ -145,8 +145,8 @@ def test_paths_may_hold_variables_and_begin_with_the_home_folder(
         f"{tmp_path}/scratch/../settings.yaml"
     )
     for path, message in (
-        ("$UNSET/runs", "is $UNSET/runs, but $UNSET is not set: export it, or replace it"),
-        ("~no-such-user/runs", "but there is no such user: start with ~/ or ./"),
+        ("$UNSET/runs", "is $UNSET/runs, but there is no $UNSET: replace it, or set it"),
+        ("~no-such-user/runs", "but there is no ~no-such-user: replace it"),
     ):
         # A flag overrides the file, so the file's variables need not be set.
         yaml_file.write_text(f"run_root: {path}\n")

@@ -153,12 +153,12 @@ class Learner:
         Args:
             source: a run folder, or one of its checkpoints.
             settings: by default, those that the checkpoint was saved with.
-            which: the checkpoint of a run folder.
+            which: the checkpoint of a run folder. Before the first validation, the best is the
+                latest.
             device: for the networks.
         """
         path = checkpoint_files.find(Path(source), which)
-        settings = settings or inference.saved_settings(Settings, path)
-        return inference.load(cls, settings, path, device)
+        return inference.load(cls, settings or Settings, path).to(device)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return the arguments of the network's forward: the first part of a pair, or the batch."""

@@ -1,14 +1,15 @@
 """Reads and writes files of a run, which another process or user may write at the same time."""
 
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, BinaryIO
@@ -16,15 +17,10 @@ from typing import IO, Any, BinaryIO
 from .errors import UsageError
 
 MOST_BYTES = 2**24  # of a file in a run folder; more are refused
-MOST_METRICS = 2**30  # of metrics.jsonl
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
-    """Write text, bytes, or what a function writes. After a failure, `path` is as it was before.
-
-    Raises:
-        OSError: it could not be written. Errors of the function are raised, too.
-    """
+    """Write text, bytes, or what a function writes. After an error, `path` is as it was before."""
     # Nobody can guess the name: in a shared folder, another user could place a link there.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -42,24 +38,37 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
     sync_names(path.parent)
 
 
+class HashedFile:
+    """A file whose content is hashed while it is written.
+
+    A shared disk may show late what was written, so a digest of the file itself may be wrong.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        return self.file.write(content)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any type
+        return getattr(self.file, name)
+
+
 def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
     """Open a file of a run folder, which another user may have made.
 
-    A link may point to a secret of the caller, and opening a pipe waits for its other end.
-
-    Raises:
-        OSError: it can't be opened, is a link or a pipe, or a hard link to another user's file.
+    Raises OSError for a link, which may point to a secret of the caller; for a pipe, since opening
+    one waits for its other end; and for a hard link to another user's file.
     """
 
     def opener(name: str, flags: int) -> int:
-        without_waiting = getattr(os, "O_NONBLOCK", 0)
         try:
-            flags |= getattr(os, "O_NOFOLLOW", 0) | without_waiting
+            flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # not on Windows
             number = os.open(name, flags, 0o666)
         except OSError as error:
             known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file"}  # a pipe
-            reason = known.get(error.errno or 0, error.strerror)
-            raise OSError(error.errno, reason, name) from None
+            raise OSError(error.errno, known.get(error.errno or 0, error.strerror), name) from None
         facts = os.fstat(number)
         reason = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
         if facts.st_nlink > 1 and facts.st_uid != path.parent.stat().st_uid:
@@ -67,7 +76,7 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
         if reason:
             os.close(number)
             raise OSError(errno.EPERM, reason, name)
-        if without_waiting:  # on Lustre, reads in this mode may fail
+        if hasattr(os, "O_NONBLOCK"):  # on Lustre, reads in this mode may fail
             os.set_blocking(number, True)
         return number
 
@@ -75,33 +84,16 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:
-    """Return the content of a file of a run folder.
+    """Return the content of a file of a run folder, or with `last` at most its last bytes.
 
-    Args:
-        path: the file, which another user may have written.
-        most: how many bytes to read.
-        last: whether to return the last bytes of a longer file.
-
-    Raises:
-        OSError: it can't be read, is no regular file, or is longer and `last` is false.
+    Raises OSError if it can't be read, is no regular file, or is longer.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if last:
-            file.seek(max(size - most, 0))
-        elif size > most:
+        if size > most and not last:
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+        file.seek(max(size - most, 0))
         return file.read(most)
-
-
-def set_aside(paths: Sequence[Path], folder: Path) -> Path:
-    """Move files of a folder to its new subfolder `earlier-1`, or the next number; return that."""
-    aside = next(path for number in count(1) if not (path := folder / f"earlier-{number}").exists())
-    for path in paths:
-        moved = aside / path.relative_to(folder)
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, moved)
-    return aside
 
 
 def sync_names(folder: Path) -> None:
@@ -114,16 +106,18 @@ def sync_names(folder: Path) -> None:
             os.close(number)
 
 
+def remove(path: Path) -> None:
+    """Remove a folder with its content, a file or a link, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, Any]:
-    """Return the JSON object in a file.
+    """Return the JSON object in a file. Any of the names in `kinds` may be missing.
 
-    Args:
-        path: the file.
-        kinds: the types of values, by name; any of them may be missing.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: it is not a JSON object, or a value has another type or is out of range.
+    Raises ValueError if it is not an object, or if a value has another type or is out of range.
     """
     try:
         values = json.loads(read_bytes(path))
@@ -132,11 +126,8 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
     if not isinstance(values, dict):
         raise ValueError(f"it is no object but a {type(values).__name__}")
     for name in values.keys() & kinds.keys():
-        value = values[name]
-        if not isinstance(value, kinds[name]):
-            raise ValueError(f"{name} is a {type(value).__name__}")
-        if not in_range(value):
-            raise ValueError(f"{name} is out of range")
+        if not isinstance(values[name], kinds[name]) or not in_range(values[name]):
+            raise ValueError(f"{name} has another type, or is out of range")
     return values
 
 
@@ -149,12 +140,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics.jsonl; none if there is no such file.
 
     Incomplete lines are left out: one that is being written, or was when the disk was full.
-
-    Raises:
-        OSError: it can't be read.
     """
     try:
-        content = read_bytes(path, MOST_METRICS)
+        content = read_bytes(path, 2**30)
     except FileNotFoundError:
         return []
     lines = []
@@ -170,22 +158,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def full_path(name: str, path: str) -> str:
-    """Return the path in a flag or setting with ~ and $VARIABLES expanded.
-
-    Raises:
-        UsageError: a variable is not set, or there is no such user.
-    """
+    """Return the path in a flag or setting with ~ and $VARIABLES expanded, which must exist."""
     full = os.path.expanduser(os.path.expandvars(path))
-    if unset := re.search(r"\$\{?\w+\}?", full):
-        raise UsageError(f"{name} is {path}, but {unset[0]} is not set: export it, or replace it")
-    if full.startswith("~"):
-        raise UsageError(f"{name} is {path}, but there is no such user: start with ~/ or ./")
+    if unknown := re.search(r"\$\{?\w+\}?|^~\w*", full):
+        raise UsageError(f"{name} is {path}, but there is no {unknown[0]}: replace it, or set it")
     return full
 
 
-def size_fault(archive: zipfile.ZipFile) -> str | None:
-    """Return an error text if an archive unpacks to more than its own size, else None."""
-    assert archive.fp
-    size = archive.fp.seek(0, os.SEEK_END)
-    unpacked = sum(each.file_size for each in archive.infolist())
-    return f"{unpacked} bytes in an archive of {size}" if unpacked > size else None
+def check_archive(file: IO[bytes]) -> None:
+    """Raise ValueError if an archive of torch unpacks to more than its own size."""
+    if file.read(4) == b"PK\x03\x04":  # torch takes these bytes for an archive
+        size = file.seek(0, os.SEEK_END)
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(each.file_size for each in archive.infolist())
+        if unpacked > size:
+            raise ValueError(f"{unpacked} bytes in an archive of {size}")
+    file.seek(0)

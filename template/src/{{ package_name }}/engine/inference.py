@@ -1,12 +1,12 @@
 """A trained network, ready to predict. Use it through `Model.load(RUN_DIR)` (learner.py)."""
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
 from . import checkpoint_files, nested
@@ -14,9 +14,6 @@ from .config import Settings
 from .data.batches import evaluation_batches
 from .errors import UsageError
 from .ranks.device import autocast
-from .ranks.environment import bound_cpus
-
-log = logging.getLogger(__name__)
 
 Own = TypeVar("Own", bound=Settings)
 
@@ -25,12 +22,8 @@ Own = TypeVar("Own", bound=Settings)
 class Trained:
     """A learner with the networks of a checkpoint, ready to predict.
 
-    Attributes:
-        learner: an instance of `Model`.
-        networks: in evaluation mode: a module, or a dictionary of several.
-        settings: of the learner.
-        step: of the checkpoint. path: of its file.
-        device: of the networks.
+    `networks` are in evaluation mode: a module, or a dictionary of several. `step` and `path` are
+    those of the checkpoint.
     """
 
     learner: Any
@@ -39,6 +32,13 @@ class Trained:
     step: int
     path: Path
     device: torch.device
+
+    def to(self, device: torch.device | str) -> "Trained":
+        """Move the networks to a device, on which they then predict."""
+        several = isinstance(self.networks, dict)
+        nn.ModuleList(self.networks.values() if several else [self.networks]).to(device)
+        self.device = torch.device(device)
+        return self
 
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:  # noqa: ANN401 - what the learner takes and returns
@@ -53,63 +53,30 @@ class Trained:
         return next(evaluation_batches(dataset, range(samples), samples, 0))
 
 
-def load(
-    make_learner: Callable[[Own], Any], settings: Own, path: Path, device: torch.device | str
-) -> Trained:
+def load(make_learner: Callable[[Own], Any], settings: Own | type[Own], path: Path) -> Trained:
     """Return a learner with the networks of a checkpoint, or with their averages if it has some.
 
-    Args:
-        make_learner: the class `Model` of model.py.
-        settings: for the learner.
-        path: of the checkpoint.
-        device: for the networks.
-
-    Raises:
-        UsageError: the checkpoint can't be read, or does not fit model.py.
+    The settings are for the learner. Instead of them, the class takes those of the checkpoint, and
+    changes them for this machine. Raises UsageError if the checkpoint does not fit model.py.
     """
     state = checkpoint_files.load(path)
+    if isinstance(settings, type):
+        here: dict[str, Any] = dict.fromkeys(("device", "backend", "workers"), "auto")
+        here |= {"strategy": "ddp", "world_size": None}
+        saved = settings.from_values(state["settings"], f"{path}: ")
+        settings = dataclasses.replace(saved, **here)
     learner = make_learner(settings)
     built = learner.build()
-    modules = {"network": built} if isinstance(built, torch.nn.Module) else built
+    modules = {"network": built} if isinstance(built, nn.Module) else built
     states = state["averages"] or state["networks"]
     try:
         for name, module in modules.items():
             module.load_state_dict(states[name])
-            module.to(device).eval()
+            module.eval()
+        step, cpu = state["position"]["step"], torch.device("cpu")
+        return Trained(learner, built, settings, step, path, cpu)
     except (KeyError, RuntimeError) as error:
         raise UsageError(
             f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the model "
             "that it was saved from"
         ) from None
-    step = state["position"]["step"]
-    return Trained(learner, built, settings, step, path, torch.device(device))
-
-
-def saved_settings(settings_class: type[Own], path: Path) -> Own:
-    """Return the settings that a checkpoint was saved with.
-
-    Args:
-        settings_class: the class `Settings` of settings.py.
-        path: of the checkpoint.
-
-    Raises:
-        UsageError: it can't be read, or one of its settings is no longer valid.
-    """
-    saved = checkpoint_files.saved_settings(path)
-    known = {field.name for field in dataclasses.fields(settings_class)}
-    if gone := saved.keys() - known:
-        log.warning("settings of %s that this project lacks: %s", path, ", ".join(sorted(gone)))
-    return settings_class.from_values(saved, f"{path}: ")
-
-
-def for_use(settings: Own, device: str, data_dir: str | None) -> Own:
-    """Return the settings of a training, changed to use its networks on this machine."""
-    workers = settings.workers
-    own: dict[str, Any] = {
-        "workers": workers if workers == "auto" else min(workers, bound_cpus()),
-        "device": device,
-        "backend": "auto",
-        "world_size": None,
-        "strategy": "ddp",
-    }
-    return dataclasses.replace(settings, **own, data_dir=data_dir or settings.data_dir)

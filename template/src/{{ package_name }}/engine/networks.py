@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from .checkpoint_files import weights
+from .checkpoint_files import find, load
 from .config import Settings
 from .errors import UsageError
 from .ranks.dtensor import full_tensor, local_part
@@ -225,7 +225,9 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     Raises:
         UsageError: there is no such file, or it does not fit.
     """
-    path, states = weights(Path(source))
+    path = find(Path(source))
+    state = load(path)
+    states = state["averages"] or state["networks"]
     if len(states) == len(modules) == 1:
         states = dict(zip(modules, states.values(), strict=True))
     taken = 0

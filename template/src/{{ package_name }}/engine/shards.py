@@ -8,11 +8,9 @@ only the names in `KNOWN`, because an ordinary one would run any code that a fil
 import io
 import pickle
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -22,67 +20,53 @@ from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 
-from .filesystem import open_regular, read_bytes, size_fault
+from .filesystem import HashedFile, check_archive, open_regular, read_bytes
 from .ranks.dtensor import is_dtensor
 
 KNOWN: dict[tuple[str, str], Any] = {
-    **{
-        (each.__module__, each.__name__): each
-        for each in (
-            metadata.ChunkStorageMetadata,
-            metadata.Metadata,
-            metadata.MetadataIndex,
-            metadata.StorageMeta,
-            metadata.TensorProperties,
-            metadata.TensorStorageMetadata,
-            metadata._MEM_FORMAT_ENCODING,
-            filesystem._StorageInfo,
-            torch.Size,
-        )
-    },
-    **{
-        ("torch", name): each for name, each in vars(torch).items() if isinstance(each, torch.dtype)
-    },
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
     # The folder that was written to. Its class has another module in Python 3.13.
-    **{(module, "PosixPath"): PurePosixPath for module in ("pathlib", "pathlib._local")},
+    ("pathlib", "PosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PurePosixPath,
 }
 """What the pickle of a folder's metadata may name, by module and name."""
+for _class in (
+    metadata.ChunkStorageMetadata,
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.StorageMeta,
+    metadata.TensorProperties,
+    metadata.TensorStorageMetadata,
+    metadata._MEM_FORMAT_ENCODING,
+    filesystem._StorageInfo,
+    torch.Size,
+):
+    KNOWN[_class.__module__, _class.__name__] = _class
+KNOWN |= {("torch", name): x for name, x in vars(torch).items() if isinstance(x, torch.dtype)}
 
 
-def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
-    """Write parts by name; every rank calls this, with the same names.
+def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, str]:
+    """Write parts by name; return the SHA-256 of each file by its name.
 
-    Raises:
-        OSError: on every rank, if one of them could not write.
+    Every rank calls this, with the same names. Every rank raises OSError if one could not write.
     """
-    writer = dcp.FileSystemWriter(folder)
+    writer, files = dcp.FileSystemWriter(folder), _Files(folder)
+    writer.fs = files
     try:
-        dcp.save(dict(parts), storage_writer=writer, planner=planner(), process_group=group)
+        dcp.save(dict(parts), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         rank, (first, _) = next(iter(error.failures.items()))
         raise OSError(f"rank {rank}: {first}") from None
-
-
-def planner() -> dcp.DefaultSavePlanner:
-    """Return a planner that uses the last save's plan again if only the values have changed.
-
-    Rank 0 merges the plans of all ranks, which is slow for thousands of tensors.
-    """
-    known = "enable_plan_caching" in signature(dcp.DefaultSavePlanner).parameters  # in newer torch
-    return dcp.DefaultSavePlanner(**({"enable_plan_caching": True} if known else {}))
+    of_ranks: list[dict[str, str]] = [{}] * group.size()
+    dist.all_gather_object(of_ranks, files.digests, group)
+    return {name: digest for each in of_ranks for name, digest in each.items()}
 
 
 def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return the tensors of these names; each rank reads for itself.
+    """Return the tensors of these names, with the layout of the DTensors in `like`.
 
-    Args:
-        folder: where any number of ranks wrote them.
-        like: for each name a DTensor with the layout of the result. If it is None, not a DTensor,
-            or of another shape, the result is the whole tensor, on the CPU.
-
-    Raises:
-        Exception: of any class, for damaged files.
+    Each rank reads for itself, and any number of ranks wrote. A tensor for which `like` has no
+    DTensor of its shape is whole, on the CPU. Damaged files raise exceptions of any class.
     """
     reader = _Reader(folder)
     stored = reader.read_metadata().state_dict_metadata
@@ -103,39 +87,35 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 
 class _Files(filesystem.FileSystem):
+    """Opens only regular files of a folder, and keeps the digests of those that it has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.digests = folder, dict[str, str]()
+
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:  # noqa: ANN401 - as torch's
-        with open_regular(Path(path), mode) as file:
-            yield file
+        name = Path(path).name
+        with open_regular(self.folder / name, mode) as file:
+            hashed = HashedFile(file)
+            yield hashed
+        self.digests[name.removesuffix(".tmp")] = hashed.digest.hexdigest()
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads only tensors. torch would unpickle any other value, which can run code."""
+    """Reads only tensors: `KNOWN` lacks the class of other values, which torch would unpickle."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.fs = _Files()
+        self.fs = _Files(folder)
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Any:  # noqa: ANN401 - Metadata
         content = read_bytes(Path(self.path) / ".metadata", most=2**28)
-        found = _Unpickler(io.BytesIO(content)).load()
-        if not isinstance(found, metadata.Metadata):
-            raise ValueError(".metadata has no Metadata object")
-        for each in found.state_dict_metadata.values():
-            if not isinstance(each, metadata.TensorStorageMetadata):
-                raise ValueError(".metadata lists something that is not a tensor")
-        for each in found.storage_data.values():
-            if PurePath(each.relative_path).name != each.relative_path:
-                raise ValueError(f"it lists {each.relative_path}, which is outside of its folder")
-        return found
+        return _Unpickler(io.BytesIO(content)).load()
 
     def _slice_file(self, *arguments: Any) -> Any:  # noqa: ANN401 - torch's own types
-        # zipfile can't read torch's view of a part: `seek` from the end leaves the part.
+        # In memory: in torch's view of a part, `seek` from the end leaves the part.
         part = io.BytesIO(super()._slice_file(*arguments).read())
-        with zipfile.ZipFile(part) as archive:
-            if fault := size_fault(archive):
-                raise ValueError(fault)
-        part.seek(0)
+        check_archive(part)
         return part
 
 

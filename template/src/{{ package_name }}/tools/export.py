@@ -13,7 +13,6 @@ import tyro
 from .. import data
 from ..engine.config import read_flags
 from ..engine.errors import UsageError
-from ..engine.inference import for_use
 from ..engine.nested import map_tensors
 from ..learner import model_class
 from . import program
@@ -53,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
         if flags.network not in network:
             raise UsageError(f"--network is {flags.network}: choose one of {', '.join(network)}")
         network = network[flags.network]
-    datasets = data.load(for_use(trained.settings, "cpu", flags.data_dir))
+    data_dir = flags.data_dir or trained.settings.data_dir
+    datasets = data.load(dataclasses.replace(trained.settings, data_dir=data_dir))
     inputs = trained.learner.inputs(trained.example(datasets.test, 2))
     # The graph takes batches of any size.
     auto = torch.export.Dim.AUTO

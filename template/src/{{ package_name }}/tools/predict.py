@@ -13,18 +13,16 @@ from torch.utils.data import Dataset, IterableDataset
 
 from .. import data
 from ..engine import nested
-from ..engine.checkpoint_files import find
 from ..engine.config import read_flags
 from ..engine.data.batches import evaluation_batches
 from ..engine.data.seeds import derive, seed_generators
 from ..engine.errors import UsageError
 from ..engine.filesystem import write_atomically
-from ..engine.inference import Trained, for_use, saved_settings
+from ..engine.inference import Trained
 from ..engine.ranks.process_group import joined
 from ..engine.ranks.world import World
 from ..engine.run.logging_setup import set_up_logging
 from ..learner import model_class
-from ..settings import Settings
 from . import program
 
 log = logging.getLogger(__name__)
@@ -61,13 +59,15 @@ def main(argv: Sequence[str]) -> int:
             the file can't be written.
     """
     flags = read_flags(Flags, argv, program("predict"))
-    path = find(flags.run, flags.checkpoint)
-    settings = for_use(saved_settings(Settings, path), flags.device, flags.data_dir)
+    trained = model_class().load(flags.run, which=flags.checkpoint)
+    data_dir = flags.data_dir or trained.settings.data_dir
+    settings = dataclasses.replace(trained.settings, device=flags.device, data_dir=data_dir)
+    path = trained.path
     folder = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     output = flags.output or folder / f"predictions-{flags.split}.jsonl"
     with joined(settings) as world:
         set_up_logging(world, all_ranks=False)
-        trained = model_class().load(path, settings, device=world.device)
+        trained.to(world.device)
         dataset = getattr(data.load(settings), flags.split)
         if isinstance(dataset, IterableDataset):
             raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")

@@ -4,13 +4,14 @@ import dataclasses
 import logging
 import os
 import time
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from ..checkpoint_files import Checkpoints
 from ..config import Settings
 from ..errors import UsageError
-from ..filesystem import set_aside, write_atomically
+from ..filesystem import write_atomically
 from ..ranks.environment import srun_step
 from ..ranks.world import World
 from .run_lock import newest
@@ -67,5 +68,9 @@ def keep_earlier(folder: Path, resume_step: int) -> None:
         left += [path for path in results if path.exists() and path.stat().st_size]
         left += described if left else []
     if left:
-        aside = set_aside(left, folder)
+        aside = next(path for n in count(1) if not (path := folder / f"earlier-{n}").exists())
+        for path in left:
+            moved = aside / path.relative_to(folder)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, moved)
         log.warning("moved what an earlier run had left in %s to %s", folder, aside.name)
