@@ -10,6 +10,7 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, BinaryIO
@@ -107,11 +108,10 @@ def sync_names(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with its content, a file or a link, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    """Remove a folder with its content, a file or a link, if it exists and can be removed."""
+    with suppress(OSError):
+        path.unlink()  # fails for a folder
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, Any]:
