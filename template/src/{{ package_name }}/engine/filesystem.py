@@ -160,7 +160,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def full_path(name: str, path: str) -> str:
     """Return the path in a flag or setting with ~ and $VARIABLES expanded, which must exist."""
     full = os.path.expanduser(os.path.expandvars(path))
-    if unknown := re.search(r"\$\{?\w+\}?|^~\w*", full):
+    if unknown := re.search(r"\$\{?\w+\}?|^~[^/]*", full):
         raise UsageError(f"{name} is {path}, but there is no {unknown[0]}: replace it, or set it")
     return full
 
