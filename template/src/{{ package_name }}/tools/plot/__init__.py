@@ -114,8 +114,7 @@ def figure(
         if len(styles) > 1:
             axes.legend(handles=list(styles.values()), fontsize=9)
     handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
-    names = [run.label for run in runs]
-    drawn.legend(handles, names, loc="outside lower center", fontsize=9, frameon=False)
+    drawn.legend(handles, [run.label for run in runs], loc="outside lower center", frameon=False)
     return drawn
 
 
