@@ -76,6 +76,6 @@ def test_one_rank_of_many_is_played() -> None:
     few, many = (growth.play(SETTING, size, 1, "growing", what="parts") for size in (2, 64))
     assert many["fsdp MiB"] == pytest.approx(few["fsdp MiB"] / 32, rel=0.01)
     assert many["ddp MiB"] == few["ddp MiB"]
-    assert many["shard files"] == 64 + 2
+    assert many["shard files"] == 64 + 3
     assert growth.play(SETTING, 64, 1, "growing", what="fsdp")["files"] > 0
     assert growth.play(SETTING, 4, 1, "mesh")["descriptors"] > 0
