@@ -147,7 +147,9 @@ def test_the_table_and_the_exit_code(
     write_run(root / "mnist" / "1", updated=now - 200)
     write_run(root / "other" / "3", updated=now - 3 * 86400, expect_next_in=60, job=None)
 
-    assert runs.main([str(root)]) == 0
+    report = tmp_path / "report.json"
+
+    assert runs.main([str(root), f"--json={report}"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["run", "status", "step"]
     first, second, third = (line.split() for line in lines)
@@ -156,6 +158,10 @@ def test_the_table_and_the_exit_code(
     assert second[:2] == [f"{root}/mnist/1", "running"] and "  0:03:2" in lines[1]
     assert third[:2] == [f"{root}/other/3", "stuck"] and "silent for 3 days, 0:00:0" in lines[2]
     assert len({line.index("validation/accuracy 0.9375") for line in lines}) == 1
+    listed = json.loads(report.read_text())
+    assert [run["status"] for run in listed] == ["failed", "running", "stuck"]
+    assert listed[0]["note"] == "no room" and listed[0]["step"] == 350
+
     assert runs.main([str(root), "--fail"]) == 1
     assert runs.main([str(root / "mnist" / "1"), "--fail"]) == 0
     assert runs.main([str(root / "other"), "--fail"]) == 1
@@ -176,6 +182,8 @@ def test_what_is_no_run_is_passed_over(
     assert capsys.readouterr().out == f"no runs in {tmp_path / 'empty'}\n"
     with pytest.raises(UsageError, match=f"no folder {tmp_path}/nowhere"):
         runs.main([str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="can't write /proc/nowhere"):
+        runs.main([str(run), "--json=/proc/nowhere"])
 
 
 DAMAGED = {

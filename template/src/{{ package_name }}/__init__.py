@@ -7,12 +7,12 @@ Yours, never changed by an update:
     figures.py    pictures of an evaluation
 
 The program, which updates merge with your edits:
-    train.py      the training loop, validation and the end of a run
+    train.py      the training loop, validation, a stop by a signal, the end of a run
     learner.py    the class that model.py fills in
     __main__.py   the commands
 
 Not yours, replaced by an update:
     engine/       ranks, data loading, checkpoints, evaluation, the files of a run
-    trackers/     experiment trackers
+    trackers/     experiment trackers: their interface is in its __init__.py
     tools/        commands around the training
 """

@@ -27,23 +27,24 @@ from .config import Rate as Rate
 from .config import Settings as Settings
 from .errors import UsageError as UsageError
 from .filesystem import write_atomically as write_atomically
-from .ranks.signals import StopRequest as StopRequest
 
 if TYPE_CHECKING:
     from .data.stream import ShardStream as ShardStream
     from .nested import split_samples as split_samples
+    from .ranks.signals import StopRequest as StopRequest
     from .ranks.world import World as World
     from .run.record import record as record
     from .updater import Updater as Updater
 
 HOMES = {
     "ShardStream": "data.stream",
+    "StopRequest": "ranks.signals",
     "Updater": "updater",
     "World": "ranks.world",
     "record": "run.record",
     "split_samples": "nested",
 }
-"""The module of each name that needs torch. It is imported when the name is used."""
+"""The module of each name that is imported when it is used, as most of them import torch."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has the name

@@ -298,4 +298,8 @@ class Settings:
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
                 "in run_root, such as baseline"
             )
+        if set(settings.register_model or "") & set("/:"):
+            raise UsageError(
+                f"{source}register_model is {settings.register_model!r}: use a name without / or :"
+            )
         return settings

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 LEFT = re.compile("closed|reset|Broken pipe")
@@ -49,9 +50,14 @@ def note_failure() -> None:
 class PrintableFormatter(logging.Formatter):
     """Escapes control characters: a log may quote another user's file."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of a record."""
-        return printable_lines(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return a record on one line: a line break in it could forge another line."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, failure: Any) -> str:  # noqa: ANN401 - as logging has it
+        """Return the lines of a traceback."""
+        return printable_lines(super().formatException(failure))
 
 
 def say(text: object, end: str = "\n") -> None:

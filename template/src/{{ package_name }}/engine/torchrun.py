@@ -38,8 +38,12 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
 
 def run() -> None:
     """Run torchrun with this process's arguments."""
-    signal.signal(signal.SIGUSR1, _pass_on)
-    signal.signal(signal.SIGUSR2, _pass_on)
+    if hasattr(signal, "SIGUSR2"):  # not on Windows
+        signal.signal(signal.SIGUSR1, _pass_on)
+        signal.signal(signal.SIGUSR2, _pass_on)
+    # Until torchrun handles it, Ctrl-C ends this process without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
         try:
             sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")

@@ -5,6 +5,7 @@ what Slurm knows of its job.
 """
 
 import dataclasses
+import json
 import math
 import shutil
 import sys
@@ -45,6 +46,8 @@ class Flags:
     """show only runs that wrote something in the last so many hours"""
     fail: bool = False
     """exit with code 1 if a run that is shown failed, is stuck or lost"""
+    json: Path | None = None
+    """file for the same facts as JSON"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,16 @@ def main(argv: Sequence[str]) -> int:
     runs = survey(find_runs(folders), now)
     runs = [run for run in runs if now - run.state["updated"] <= 3600 * flags.hours]
     print(table(runs, now) if runs else f"no runs in {', '.join(map(str, folders))}")
+    if flags.json:
+        facts = [
+            {**run.state, "folder": str(run.folder), "status": run.status, "note": run.note}
+            for run in runs
+        ]
+        text = json.dumps(facts, indent=2)
+        try:
+            flags.json.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"can't write {flags.json}: {error.strerror}") from None
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
 
 
@@ -120,7 +133,7 @@ def survey(folders: Sequence[Path], now: float) -> list[Run]:
 def _state(folder: Path) -> dict[str, Any]:
     """Return status.json, or an unknown status and why."""
     changed = folder.stat().st_mtime
-    state = {"status": "unknown", "job": None, "updated": changed, "expect_next_in": math.inf}
+    state = {"status": "unknown", "job": None, "updated": changed, "expect_next_in": 0}
     try:
         return state | read_object(folder / "status.json", KINDS)
     except (OSError, ValueError) as error:

@@ -128,7 +128,9 @@ class StepLoader:
         """
         if self.first is None and isinstance(self.dataset, ShardStream):
             self.dataset.set_epoch(self.dataset.epoch)
-            _, self.first = next(started(self.loader, self.dataset))
+            _, self.first = next(started(self.loader, self.dataset), (0, None))
+            if self.first is None:
+                raise UsageError("the shards of a rank hold no sample: make the shards even")
         return self.first
 
     @staticmethod

@@ -23,6 +23,7 @@ from . import provenance
 from .description import describe_run
 from .folder import keep_earlier
 from .logging_setup import log_to_file, read_log
+from .messages import log_step
 from .meters import JsonLines
 from .status import Status, StatusFile
 
@@ -113,13 +114,8 @@ class RunLogger:
         self.lines.write(step, now, values)
         self.trackers.call("log_metrics", values, step, now)
         self.status.update(self.folder, self.checkpointing.position, progress)
-        shown = (
-            f"{name} {value:.5g}"
-            for name, value in values.items()
-            if not name.startswith("system/")
-        )
         with tqdm.external_write_mode():
-            log.info("step %d  %s", step, "  ".join(shown))
+            log_step(step, values)
 
     def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
         """Save figures as PNG files, and send them to the trackers; only rank 0 calls this."""

@@ -1,4 +1,4 @@
-"""The format of log lines, and where they go: the terminal, and log.txt in the run folder."""
+"""The prefix of log lines, and where they go: the terminal, and log.txt in the run folder."""
 
 import logging
 from logging.handlers import MemoryHandler

@@ -1,4 +1,4 @@
-"""Log lines about a run: its start, and a resume."""
+"""The lines of the log: of a start, a resume and a step. logging_setup.py has their prefix."""
 
 import logging
 from collections.abc import Mapping
@@ -52,3 +52,9 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
         if not expected and before.get(name, value) != value:
             was = printable(str(before[name]))
             log.warning("%s was %s at the checkpoint, now %s", name, was, value)
+
+
+def log_step(step: int, values: Mapping[str, float]) -> None:
+    """Log the metrics of a step, without those of the machine."""
+    shown = (f"{k} {v:.5g}" for k, v in values.items() if not k.startswith("system/"))
+    log.info("step %d  %s", step, "  ".join(shown))
