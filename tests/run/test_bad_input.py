@@ -44,7 +44,7 @@ def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str
     ("flags", "code", "message"),
     [
         (["--epoch=3"], 2, "Unrecognized options: --epoch"),
-        (["--init-from=nowhere"], 1, "error: there is no nowhere"),
+        (["--init-from=nowhere"], 1, "error: no checkpoint is in nowhere"),
         (["--dataset=mine"], 1, "ValueError: mine"),
     ],
 )
@@ -172,7 +172,7 @@ def _runs(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_loss_that_is_no_number_ends_the_run(launch: Launch) -> None:
     job = launch(2, "--lr=1e30", "--warmup=0", "--log-every=10")
     assert job.codes == [1, 1]
-    assert "train/loss is nan at step 10: lower lr" in job.log
+    assert "train/loss is nan at step 10, which is not saved: lower lr" in job.log
     assert "Traceback" not in job.log
 
 

@@ -20,16 +20,15 @@ The names below are for your files. They stay when a later version moves what is
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .config import Count as Count
-from .config import Fraction as Fraction
-from .config import Positive as Positive
-from .config import Rate as Rate
-from .config import Settings as Settings
-from .errors import UsageError as UsageError
-from .filesystem import write_atomically as write_atomically
-
 if TYPE_CHECKING:
+    from .config import Count as Count
+    from .config import Fraction as Fraction
+    from .config import Positive as Positive
+    from .config import Rate as Rate
+    from .config import Settings as Settings
     from .data.stream import ShardStream as ShardStream
+    from .errors import UsageError as UsageError
+    from .filesystem import write_atomically as write_atomically
     from .nested import split_samples as split_samples
     from .ranks.signals import StopRequest as StopRequest
     from .ranks.world import World as World
@@ -37,14 +36,21 @@ if TYPE_CHECKING:
     from .updater import Updater as Updater
 
 HOMES = {
+    "Count": "config",
+    "Fraction": "config",
+    "Positive": "config",
+    "Rate": "config",
+    "Settings": "config",
     "ShardStream": "data.stream",
     "StopRequest": "ranks.signals",
     "Updater": "updater",
+    "UsageError": "errors",
     "World": "ranks.world",
     "record": "run.record",
     "split_samples": "nested",
+    "write_atomically": "filesystem",
 }
-"""The module of each name that is imported when it is used, as most of them import torch."""
+"""The module of each name. It is imported when the name is used: settings.py needs no torch."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has the name

@@ -14,6 +14,7 @@ from .config import Settings
 from .data.batches import evaluation_batches
 from .errors import UsageError
 from .ranks.device import autocast
+from .ranks.environment import bound_cpus
 
 Own = TypeVar("Own", bound=Settings)
 
@@ -61,9 +62,11 @@ def load(make_learner: Callable[[Own], Any], settings: Own | type[Own], path: Pa
     """
     state = checkpoint_files.load(path)
     if isinstance(settings, type):
-        here: dict[str, Any] = dict.fromkeys(("device", "backend", "workers"), "auto")
-        here |= {"strategy": "ddp", "world_size": None}
         saved = settings.from_values(state["settings"], f"{path}: ")
+        here: dict[str, Any] = {"device": "auto", "backend": "auto", "strategy": "ddp"}
+        here["world_size"] = None
+        if saved.workers != "auto":
+            here["workers"] = min(saved.workers, bound_cpus())
         settings = dataclasses.replace(saved, **here)
     learner = make_learner(settings)
     built = learner.build()

@@ -49,7 +49,7 @@ def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
         if loader.multiprocessing_context:
             _start_fork_server(type(dataset).__module__)
         return _loaded(iter(loader))
-    except (PicklingError, AttributeError, TypeError, RuntimeError, OSError) as error:
+    except (PicklingError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise UsageError(
             f"loading workers can't start with {type(dataset).__name__} of data.py: {error}; make "
             "it without lambdas and open files, make room in /dev/shm, set TMPDIR to a short path, "
