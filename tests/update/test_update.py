@@ -228,7 +228,7 @@ def test_what_is_said_after_an_update(project: Path) -> None:
     replace(project / "configs/train.yaml", "trackers: [tensorboard]", "trackers: [mlflow]")
     commit(project, "Updated")
     done = copier_says(project, "update")
-    assert "If it lists nothing, the\nproject was up to date" in done.stderr
+    assert "If there are none, the\nproject was up to date" in done.stderr
     assert "trackers" not in done.stderr
     assert not git(project, "status", "--porcelain")
 
@@ -245,7 +245,7 @@ def test_an_update_that_is_interrupted_is_undone_as_it_says(project: Path) -> No
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 1 and git(project, "status", "--porcelain")
-    (undo,) = re.findall("leaves old and new files: `(.+?)`", said)
+    (undo,) = re.findall("leaves old and new files: run `(.+?)`", said)
     environment = {**os.environ, **IDENTITY}
     subprocess.run(["bash", "-c", undo], cwd=project, env=environment, check=True)
     assert contents(project) == before and not git(project, "status", "--porcelain")

@@ -114,7 +114,9 @@ class Trainer:
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch; return False if a signal stopped the run first."""
         position, settings = self.position, self.settings
-        length = self.loader.samples and self.loader.samples // self.samples_per_step
+        left = settings.max_steps and settings.max_steps - position.step + position.epoch_steps
+        ends = (self.loader.samples and self.loader.samples // self.samples_per_step, left)
+        length = min((each for each in ends if each), default=None)
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
         totals = StepTotals(self.world, self.request)
