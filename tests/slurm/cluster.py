@@ -218,6 +218,12 @@ class Cluster:
             f"""
             hostname login
             mount --bind {self.folder}/hosts /etc/hosts
+            # Login shells of jobs do not run what this user's own shells start with. pyenv makes
+            # each of them wait a minute if a job was killed while it held pyenv's lock.
+            touch {self.folder}/empty
+            for own in ~/.bash_profile ~/.bash_login ~/.profile ~/.bashrc; do
+                [[ ! -e $own ]] || mount --bind {self.folder}/empty $own
+            done
             mkdir {self.small}
             mount -t tmpfs -o size=8m tmpfs {self.small}
             ip link set lo up
