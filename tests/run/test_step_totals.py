@@ -1,4 +1,4 @@
-"""All ranks stop before the same step."""
+"""All ranks stop before the same step, whether they ask before each or let some pass."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import torch
 
 from .conftest import edited, spawn, srun, tasks
 
-# The second rank is told to stop after the seventh step.
+# Steps of no work, or of a tenth of a second. The second rank is told to stop after the seventh.
 RANKS = """
-import json, sys
+import json, sys, time
 from demo.engine.config import Settings
 from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
@@ -19,20 +19,23 @@ from demo.engine.ranks.step_totals import StepTotals
 kind, steps = sys.argv[1:]
 with joined(Settings(device="cpu")) as world:
     stop = StopRequest()
-    totals = StepTotals(world, stop)
-    taken = 0
-    totals.begin(samples=5, weight=7)
+    # As in a later epoch.
+    totals = StepTotals(world, stop, 1000, uneven=kind == "uneven")
+    taken, asked = 0, 0
+    totals.begin(1000, samples=5, weight=7)
     while True:
+        asked += totals.summed
         stopping, samples, weight = totals.result()
         if stopping or not samples:
             break
         assert (samples, weight) == (10, 14)
         more = taken + 1 < int(steps)
-        totals.begin(samples=5 * more, weight=7 * more)
+        totals.begin(1000 + taken, samples=5 * more, weight=7 * more)
+        time.sleep(0.1 if kind == "slow" else 0)
         taken += 1
         if kind != "whole" and world.rank == 1 and taken == 7:
             stop.received = "SIGTERM"
-    print(json.dumps({"taken": taken, "stopping": stopping}))
+    print(json.dumps({"taken": taken, "asked": asked, "stopping": stopping}))
 """
 
 
@@ -46,13 +49,26 @@ def run_ranks(project: Path, folder: Path, kind: str, steps: int = 200) -> list[
     return [json.loads(path.read_text().splitlines()[-1]) for path in job.logs]
 
 
-@pytest.mark.parametrize(("kind", "taken"), [("stopped", 8), ("whole", 200)])
-def test_ranks_stop_before_the_same_step(
-    project: Path, tmp_path: Path, kind: str, taken: int
-) -> None:
-    """The sums of the eighth step had begun when the signal came."""
-    found = run_ranks(project, tmp_path, kind)
-    assert found == [{"taken": taken, "stopping": kind == "stopped"}] * 2
+@pytest.mark.parametrize("kind", ["even", "slow", "uneven"])
+def test_ranks_stop_before_the_same_step(project: Path, tmp_path: Path, kind: str) -> None:
+    one, other = run_ranks(project, tmp_path, kind)
+    assert one == other
+    assert one["stopping"]
+    if kind == "even":
+        # At the first sums that begin after the seventh step.
+        assert 7 < one["taken"] <= 7 + 11
+        assert one["asked"] < one["taken"]
+    else:
+        # The sums of the eighth step had begun when the signal came.
+        assert one == {"taken": 8, "asked": 9, "stopping": True}
+
+
+def test_few_of_an_epochs_steps_are_summed(project: Path, tmp_path: Path) -> None:
+    one, other = run_ranks(project, tmp_path, "whole")
+    assert one == other
+    assert one["taken"] == 200
+    assert not one["stopping"]
+    assert one["asked"] < 50
 
 
 @pytest.mark.parametrize("collated", ["dropped", "doubled"])

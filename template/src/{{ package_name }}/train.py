@@ -119,10 +119,10 @@ class Trainer:
         length = min((each for each in ends if each), default=None)
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
-        totals = StepTotals(self.world, self.request)
+        totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
         self.meter.begin()
         loaded = next(steps)
-        totals.begin(*self.loader.sizes(loaded))
+        totals.begin(position.step, *self.loader.sizes(loaded))
         stopping, samples = False, 1  # 0 samples: the epoch is over
         while not position.is_end(settings):
             stopping, samples, weight = totals.result()
@@ -135,7 +135,7 @@ class Trainer:
                     break
             # The totals of the next step are summed while this step is computed.
             following = next(steps)
-            totals.begin(*self.loader.sizes(following))
+            totals.begin(position.step, *self.loader.sizes(following))
             self.train_step(loaded, samples, weight)
             loaded = following
             bar.update()

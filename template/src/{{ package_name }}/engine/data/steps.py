@@ -44,6 +44,7 @@ class StepLoader:
     Attributes:
         samples: of all ranks in an epoch, None if unknown.
         workers: number of loading workers.
+        uneven: whether ranks may have different samples or weights in a step.
 
     Raises:
         UsageError: the ranks can't share the dataset, or it has too few samples or shards.
@@ -55,6 +56,7 @@ class StepLoader:
         self.dataset, self.weigh = dataset, weigh
         self.batch_size, self.accumulate = settings.batch_size, settings.accumulate
         self.is_stream = isinstance(dataset, ShardStream)
+        self.uneven = self.is_stream or weigh is not None
         self.first: Any = None
         options = loading_workers(settings.workers)
         self.workers: int = options["num_workers"]
