@@ -44,6 +44,7 @@ class Checkpointing:
         self, networks: Networks, meter: Meter, settings: Settings, world: World, step_samples: int
     ) -> None:
         self.networks, self.meter, self.settings, self.world = networks, meter, settings, world
+        self.described = settings.as_dict()  # here, since it takes as long as a step
         self.samples_per_step = step_samples  # of all ranks
         self.run_dir = Path(str(settings.run_dir))
         self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
@@ -75,7 +76,7 @@ class Checkpointing:
             "line_count": line_count,
             "world_size": self.world.size,
             "samples_per_step": self.samples_per_step,
-            "settings": self.settings.as_dict(),
+            "settings": self.described,
         }
         self.start_writing(state, self.position.step, best, before)
 

@@ -123,16 +123,17 @@ class RunLogger:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         for name, figure in figures.items():
-            canvas = FigureCanvasAgg(figure)
             path = self.folder / "figures" / f"{name.replace('/', '-')}-{step:08}.png"
             try:
                 path.parent.mkdir(exist_ok=True)
                 write_atomically(path, partial(figure.savefig, format="png"))
             except OSError as error:
                 log.error("could not write %s: %s", path, error.strerror)
-            canvas.draw()
-            pixels = np.asarray(canvas.buffer_rgba())[..., :3].copy()
-            self.trackers.call("log_image", name, pixels, step)
+            if self.trackers.threads:
+                canvas = FigureCanvasAgg(figure)
+                canvas.draw()
+                pixels = np.asarray(canvas.buffer_rgba())[..., :3].copy()
+                self.trackers.call("log_image", name, pixels, step)
 
     def histograms(self, step: int, parameters: "Mapping[str, nn.Parameter]") -> None:
         """Send parameters and gradients to the trackers, as histograms; every rank calls this."""
