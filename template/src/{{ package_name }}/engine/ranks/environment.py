@@ -1,6 +1,7 @@
 """The rank, the world size and MASTER_ADDR, from the environment of torchrun or srun.
 
-In a batch job, slurm/common.sh sets MASTER_ADDR and MASTER_PORT by the same rule.
+In a batch job, slurm/common.sh sets MASTER_ADDR, since containers lack scontrol. The port of each
+step is chosen here.
 """
 
 import os

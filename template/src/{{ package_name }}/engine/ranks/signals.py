@@ -11,7 +11,10 @@ from types import FrameType
 from typing import ClassVar
 
 EXIT_CODE = 75
-"""Exit code of a run that a signal stopped after a checkpoint: EX_TEMPFAIL, try again."""
+"""Exit code of a run that a signal stopped after a checkpoint: EX_TEMPFAIL, try again.
+
+slurm/common.sh requeues a job that exits with it, and __main__.py knows it.
+"""
 
 
 class StopRequest:
