@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 def saver(project: Path, tmp_path: Path) -> "Checkpointing":
     """What saves the checkpoints of the run folder tmp_path, on a world of one rank."""
     from demo.engine.checkpoint import Checkpointing
+    from demo.engine.config import Settings
     from demo.engine.ranks.world import World
 
     world = World(0, 1, 0, "none", torch.device("cpu"), None, ("here",), None)
-    settings = SimpleNamespace(
-        run_dir=tmp_path, keep_checkpoints=3, resume="auto", timeout=PATIENCE
-    )
+    settings = Settings(run_dir=str(tmp_path), timeout=PATIENCE)
     return Checkpointing(SimpleNamespace(not_initialized=None), None, settings, world, 1)
 
 
