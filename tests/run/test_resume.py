@@ -370,7 +370,7 @@ def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Pa
 
     anew = launch(1, *flags, "--max-steps=4")
     assert "is undamaged: starting from step 0" in anew.log
-    assert "moved what an earlier run had left" in anew.log
+    assert "moved what this run would replace" in anew.log
     assert anew.summary["resumed_from_step"] is None
     assert {name: (run / "earlier-1" / name).read_bytes() for name in kept} == before
     assert [path.name for path in checkpoints(run)] == ["step-00000004.pt"]

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
     flags = read_flags(Flags, argv, program("export"))
     if flags.output.suffix not in (".pt2", ".onnx"):
         raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
+    if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise UsageError("ONNX needs two more packages: pip install onnx onnxscript")
     trained = model_class().load(flags.run, which=flags.checkpoint)
     network = trained.networks
     if isinstance(network, dict):
@@ -69,8 +72,9 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:  # torch.export does not document what it raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"can't write {flags.output} ({reason}): if torch can't make a graph of the network, "
-            "let inputs in model.py return the arguments of its forward, or use Model.load instead"
+            f"can't write {flags.output} ({reason}): if it is the folder, choose another --output; "
+            "if torch can't make a graph of the network, let inputs in model.py return the "
+            "arguments of its forward, or use Model.load instead"
         ) from None
     log.info("the network of step %d is in %s", trained.step, flags.output)
     return 0
