@@ -132,7 +132,7 @@ def test_the_tasks_of_an_array_are_runs_of_their_own(projects: dict[str, Project
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--world-size=4", "tasks of an array are jobs of their own, never ranks"),
+        ("--world-size=4", "tasks of an array are never ranks"),
         ("--run-dir=runs/one", "each task of an array is a separate run"),
     ],
 )
