@@ -206,15 +206,16 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
         assert saver.checkpoints.newest() == saver.checkpoints.path(1), killed_at
 
 
-def test_a_checkpoint_without_digests_counts(saver: "Checkpointing") -> None:
-    """As a kill between two files leaves it: nothing begins at step 0 because of it."""
+def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
+    """As earlier versions saved it: nothing begins at step 0 because of it."""
     from demo.engine.checkpoint_files import IN_SHARDS, load
     from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
     path = saver.checkpoints.path(1)
     path.with_suffix(".sha256").unlink()
-    assert saver.checkpoints.newest() == path
+    with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* give --resume"):
+        saver.checkpoints.newest()
     assert load(path)["networks"] == {}
     torch.save({**STATE, "weights": IN_SHARDS}, path)
     with pytest.raises(UsageError, match=r"can't read .*step-00000001\.shards"):

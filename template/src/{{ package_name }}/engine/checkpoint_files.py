@@ -63,17 +63,27 @@ class Checkpoints:
         return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))[::-1]
 
     def newest(self) -> Path | None:
-        """Return the newest undamaged checkpoint, None if there is none. Log damaged ones."""
+        """Return the newest undamaged checkpoint, None if there is none. Log damaged ones.
+
+        Raise UsageError for one that has no digests: it need not be damaged.
+        """
         tried: set[int] = set()
         # Listed again each time: a node may see an old listing of a shared folder, whose
         # checkpoints another node has removed since, and saved newer ones.
         while left := [step for step in self.steps() if step not in tried]:
             tried.add(left[0])
             path = self.path(left[0])
-            if not (fault := find_fault(path)):
+            fault = find_fault(path)
+            if not path.exists():
+                continue
+            if not path.with_suffix(".sha256").exists():
+                raise UsageError(
+                    f"{path} has no {path.stem}.sha256: bring that file back, or give --resume "
+                    f"{path} and another --run-dir"
+                )
+            if not fault:
                 return path
-            if path.exists():
-                log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
+            log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
         return None
 
     def best(self) -> Path | None:
@@ -116,16 +126,18 @@ class Checkpoints:
             remove(shards)  # of a process that was killed
             os.replace(path.with_suffix(".shards.tmp"), shards)
         lines = [*(digests or self.shard_digests(step))]
+        # A step may be saved twice: until the new file replaces the old one, either counts.
+        old = [line for line in digest_lines(path) if line.endswith(path.name)]
 
         def content(file: BinaryIO) -> None:
             hashed: Any = HashedFile(file)
             torch.save(state, hashed)
             lines.append(f"{hashed.digest.hexdigest()}  {path.name}")
-            # A step may be saved twice. Without digests, the old file counts, and then the new one.
-            path.with_suffix(".sha256").unlink(missing_ok=True)
+            write_atomically(path.with_suffix(".sha256"), "\n".join((*lines, *old, "")))
 
         write_atomically(path, content)
-        write_atomically(path.with_suffix(".sha256"), "\n".join((*lines, "")))
+        if old:  # sha256sum would count its line as a failure
+            write_atomically(path.with_suffix(".sha256"), "\n".join((*lines, "")))
         for pointer in ("latest", "best") if best else ("latest",):
             write_atomically(self.folder / pointer, path.name)
         # Unfinished files are those of a process that was killed.
