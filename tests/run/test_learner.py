@@ -270,6 +270,11 @@ class Rowless(Regression):
         return super().predict(network, batch).mean()
 
 
+class Undescribed(Regression):
+    def describe(self, prediction):
+        return {prediction}
+
+
 class Several(Regression):
     """Its predictions fail, but not those of one sample."""
 
@@ -424,10 +429,18 @@ def predict(project: Path, job: Job, folder: Path, ranks: int) -> list[float]:
     return [json.loads(line)["y"] for line in output.read_text().splitlines()]
 
 
-def test_predictions_without_rows(learners: Path, alone: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Rowless", "predict in model.py returned no row for each of"),
+        ("Undescribed", "describe in model.py returned what JSON can't hold ("),
+    ],
+)
+def test_predictions_that_cannot_be_written(
+    learners: Path, alone: Job, tmp_path: Path, kind: str, message: str
+) -> None:
     command = ["demo", "predict", str(alone.run_dir), f"--output={tmp_path / 'none.jsonl'}"]
-    job = spawn(learners, tmp_path / "log", [command], [{"KIND": "Rowless"}]).wait()
-    check_error(job, "predict in model.py returned no row for each of")
+    check_error(spawn(learners, tmp_path / "log", [command], [{"KIND": kind}]).wait(), message)
     assert not (tmp_path / "none.jsonl").exists()
 
 

@@ -22,7 +22,9 @@ def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
 
 def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` returned
     """Return what `batch_weight` returned as an int; raise UsageError if it is not one >= 0."""
-    if int(weight) != weight or weight < 0:
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        weight = weight.item()
+    if not isinstance(weight, int | float) or weight % 1 or weight < 0:
         raise UsageError(
             f"batch_weight in model.py returned {weight!s:.80}: it must be a whole number, such as "
             "the number of tokens"

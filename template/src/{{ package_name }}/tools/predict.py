@@ -92,7 +92,8 @@ def predictions(
     turn, so that rank 0 holds no more than a batch of each rank.
 
     Raises:
-        UsageError: `predict` does not return a row for each sample.
+        UsageError: `predict` does not return a row for each sample, or `describe` returned what
+            JSON can't hold.
     """
     length = len(dataset)  # type: ignore[arg-type]
     seed_generators(derive("predictions", trained.settings.seed, world.rank, trained.step))
@@ -110,7 +111,14 @@ def predictions(
                     "tensors whose first dimension is the batch"
                 ) from None
             described = [trained.learner.describe(each) for each in parts]
-            rows = [json.dumps(each, default=Tensor.tolist).encode() + b"\n" for each in described]
+            try:
+                text = [json.dumps(each, default=Tensor.tolist) for each in described]
+            except TypeError as error:
+                raise UsageError(
+                    f"describe in model.py returned what JSON can't hold ({error}): return "
+                    "numbers, texts, tensors, lists or dictionaries"
+                ) from None
+            rows = [f"{line}\n".encode() for line in text]
         gathered = world.gather(rows)
         if world.is_main:
             for turn in range(batch_size):
