@@ -29,6 +29,7 @@ from .conftest import QUICK, Launch, clean_environment, edited, sign, spawn, sru
         (["--config=nowhere.yaml"], "nowhere.yaml: No such file"),
         (["--experiment=a/b"], "experiment is 'a/b': it must be the name of one folder"),
         (["--experiment=.."], "experiment is '..': it must be the name of one folder"),
+        (["--register-model=a/b"], "register_model is 'a/b': use a name without / or :"),
     ],
 )
 def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str) -> None:

@@ -6,6 +6,7 @@ The second half puts pipes, links, and what unpacks to far too much there.
 """
 
 import io
+import logging
 import os
 import pickle
 import shutil
@@ -454,3 +455,11 @@ def test_a_command_refuses_it_in_one_line(
     job = spawn(project, beside / "out", [["demo", words[0], str(run), *words[1:]]], [{}]).wait()
     assert job.codes == [1] and "it is a link" in job.log and job.log.count("\n") == 1, job.log
     assert not list(run.glob("tensorboard/*"))
+
+
+def test_a_logged_text_can_not_forge_a_line(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from demo.engine.errors import PrintableFormatter
+
+    logging.getLogger("foreign").warning("%s is odd", "x\n12:00:00 [rank 0] all is well\x1b[2J")
+    line = PrintableFormatter("%(message)s").format(caplog.records[0])
+    assert line == r"x\n12:00:00 [rank 0] all is well\x1b[2J is odd"
