@@ -50,8 +50,11 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
         # A setting that the earlier version did not have is not worth a warning.
         expected = name in ("config", "run_dir", "resume", "dry_run")
         if not expected and before.get(name, value) != value:
-            was = printable(str(before[name]))
-            log.warning("%s was %s at the checkpoint, now %s", name, was, value)
+            was, effect = printable(str(before[name])), ""
+            if name in ("epochs", "max_steps"):
+                # The rate of a finished run has come down, and goes up again if it is prolonged.
+                effect = ": the schedule spans the new length, so the learning rate may go up again"
+            log.warning("%s was %s at the checkpoint, now %s%s", name, was, value, effect)
 
 
 def log_step(step: int, values: Mapping[str, float]) -> None:
