@@ -209,6 +209,18 @@ def test_a_terminal_has_a_progress_bar(project: Path, tmp_path: Path) -> None:
     assert b"epoch 1:" in shown and b"/20 [" in shown and b"step/s" in shown
 
 
+def test_the_backend_of_a_notebook_is_not_used(project: Path, tmp_path: Path) -> None:
+    """A job that a notebook submits has its MPLBACKEND, but perhaps not that package."""
+    old = "    images, labels = batch\n"
+    pyplot = f"    from matplotlib import pyplot\n\n    pyplot.close(pyplot.figure())\n{old}"
+    mine = edited(project, tmp_path, "figures.py", old, pyplot)
+    # Not a fork of a process that has imported matplotlib.
+    command = [sys.executable, "-m", "demo", "train", *QUICK, "--max-steps=1"]
+    env = {**clean_environment(mine), "MPLBACKEND": "module://nowhere"}
+    subprocess.run([*command, f"--run-dir={tmp_path / 'run'}"], cwd=mine, env=env, check=True)
+    assert list(tmp_path.glob("run/figures/*.png"))
+
+
 def test_provenance_says_where_the_run_came_from(
     project: Path, launch: Launch, tmp_path: Path
 ) -> None:
@@ -223,7 +235,10 @@ def test_provenance_says_where_the_run_came_from(
 
 
 def test_provenance_holds_changes_that_were_not_committed(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from demo.engine.run import provenance
 
@@ -267,6 +282,12 @@ def test_provenance_holds_changes_that_were_not_committed(
     assert "+key = encoder.layers_of_attention[12]\n" in diff
     monkeypatch.setattr(provenance, "LONGEST_DIFF", 20)
     assert facts()["diff"] == f"{diff[:20]}\n... and {len(diff) - 21} characters more\n"
+    assert not caplog.messages
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert facts()["commit"] is None
+    assert caplog.messages == [
+        "provenance.json has no commit: 'git rev-parse HEAD' fails here and says why"
+    ]
 
 
 def test_each_epoch_is_validated(launch: Launch) -> None:

@@ -1,5 +1,6 @@
 """Where a run came from: code, template, packages, machines."""
 
+import logging
 import os
 import platform
 import re
@@ -17,6 +18,8 @@ import yaml
 from ..errors import without_secrets
 from ..ranks.world import World
 
+log = logging.getLogger(__name__)
+
 LONGEST_DIFF = 100_000  # characters
 # Values that are assigned to a name like api_key or "token", and have a digit.
 KEYS = r"(?i)((?:key|token|secret|password)[\"']?\s*[:=]\s*[\"']?)(?=\S*\d)[\w+/=-]{16,}"
@@ -30,13 +33,18 @@ def collect(world: World) -> dict[str, Any]:
     diff = without_secrets(re.sub(KEYS, r"\1<secret>", _diff() or ""))
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
+    # Images lack git: the batch script or a release sets the variable.
+    commit = os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
+    here = Path.cwd()
+    if commit is None and any((each / ".git").exists() for each in (here, *here.parents)):
+        # Such as where the folder is another user's.
+        log.warning("provenance.json has no commit: 'git rev-parse HEAD' fails here and says why")
     packages = (each.metadata for each in distributions())
     answers = Path(".copier-answers.yml")
     return {
         "command": sys.argv,
         "git": {
-            # Images lack git: the batch script or a release sets the variable.
-            "commit": os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD"),
+            "commit": commit,
             "changes": _git("status", "--short"),
             "diff": diff and f"{diff}\n",
         },
