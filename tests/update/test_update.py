@@ -217,12 +217,13 @@ def test_what_is_said_after_an_update(project: Path) -> None:
     # It names no file, but has the commands that do.
     ignored, deleted = re.findall(r"^ +git (.*)", done.stderr, re.MULTILINE)
     assert obsolete in git(project, *shlex.split(deleted)).split()
-    for name in ("mine.py", "__pycache__/mine.pyc"):
-        (project / "src/demo" / name).parent.mkdir(exist_ok=True)
-        (project / "src/demo" / name).touch()
+    mine = ["container/mine.py", "mine.py", "src/demo/mine.py"]
+    for name in (*mine, "container/env/mine.py", "src/demo/__pycache__/mine.pyc"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).touch()
     with (project / ".gitignore").open("a") as file:
         file.write("mine.py\n")
-    assert git(project, *shlex.split(ignored)) == "src/demo/mine.py\n"
+    assert git(project, *shlex.split(ignored)).splitlines() == mine
     # What the settings do not follow by themselves.
     assert "    trackers: [mlflow]\n" in done.stderr
     replace(project / "configs/train.yaml", "trackers: [tensorboard]", "trackers: [mlflow]")
