@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -64,3 +65,16 @@ def test_each_sample_has_a_prediction_that_json_can_have(package: Package, yours
     samples = package("engine").split_samples(predictions, 3)
     lines = [json.dumps(trainer.learner.describe(each)) for each in samples]
     assert len(lines) == 3
+
+
+def test_a_training_ends_well_and_its_checkpoint_predicts_by_itself(
+    start: Callable[..., list[subprocess.Popen]], package: Package, yours: Yours, tmp_path: Path
+) -> None:
+    # With your hooks, evaluations and figures.
+    (training,) = start(1, "--max-steps=2", "--checkpoint-every=1")
+    assert training.wait(timeout=5 * 60) == 0, "the error above says what to correct"
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("*2.pt")
+    trained = package("learner").model_class().load(checkpoint.rename(tmp_path / checkpoint.name))
+    batch, _ = yours.trainer.predict("test", 3)
+    assert isinstance(trained.learner.inputs(batch), tuple), "inputs in model.py: return a tuple"
+    trained.predict(batch)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from .engine import checkpoint_files, inference, nested
 from .engine.checks import check_loss
 from .engine.errors import UsageError
+from .engine.hooks import Training
 from .engine.ranks.device import sum_dtype
 from .engine.ranks.strategy import blocks
 from .engine.schedule import lr_factor
@@ -134,6 +135,39 @@ class Learner:
             for name, total in sums.items()
             if name != "weight" and total.numel() == 1
         }
+
+    # -- hooks: called at events of the training; by default they do nothing ----------------------
+
+    def on_start(self, training: Training) -> None:
+        """Called on every rank before the first step of each start, also after a resume."""
+
+    def on_step(self, training: Training) -> None:
+        """Called on every rank after each step."""
+
+    def on_evaluation_start(self, training: Training, split: str) -> None:
+        """Called on every rank before an evaluation; split is "validation" or "test"."""
+
+    def on_evaluation_end(
+        self, training: Training, split: str, metrics: Mapping[str, float]
+    ) -> None:
+        """Called on every rank after an evaluation; metrics have names like validation/loss."""
+
+    def on_checkpoint(self, training: Training, path: Path, best: bool) -> None:
+        """Called on rank 0 soon after a checkpoint is complete; best is whether it is the best.
+
+        The training waits for this method. Start a process for what takes long, such as an upload.
+        """
+
+    def on_end(
+        self,
+        training: Training,
+        status: Literal["finished", "preempted", "failed"],
+        error: BaseException | None,
+    ) -> None:
+        """Called when the training has finished, was stopped ("preempted"), or failed.
+
+        After a failure, rank 0 alone calls this, and it can't exchange values with other ranks.
+        """
 
     # -- use --------------------------------------------------------------------------------------
 

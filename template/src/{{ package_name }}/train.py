@@ -16,6 +16,7 @@ from .engine.data.steps import Loaded, StepLoader
 from .engine.errors import UsageError
 from .engine.evaluate import Evaluation, Evaluator
 from .engine.filesystem import read_object
+from .engine.hooks import Hooks
 from .engine.networks import Networks, digest, named_parameters
 from .engine.position import is_due
 from .engine.ranks.process_group import joined, lost_ranks_explained
@@ -94,13 +95,20 @@ class Trainer:
         self.logger = RunLogger(
             settings, world, partial(Trackers, trackers), checkpointing, self.learner.best
         )
+        self.hooks = Hooks(self)
         with self.logger, closing(self.loader), checkpointing, lost_ranks_explained(world.rank):
-            while not self.position.is_end(settings):
-                if not self._train_epoch():
-                    self.logger.ending = "preempted"
-                    return EXIT_CODE
-            self.validate()
-            code = self.finish()
+            try:
+                self.hooks.call("on_start")
+                while not self.position.is_end(settings):
+                    if not self._train_epoch():
+                        self.logger.ending = "preempted"
+                        return EXIT_CODE
+                self.validate()
+                code = self.finish()
+            except BaseException as error:
+                if world.is_main:
+                    self.hooks.end("failed", error)
+                raise
             self.logger.ending = "finished"
         return code
 
@@ -139,6 +147,8 @@ class Trainer:
             self.train_step(loaded, samples, weight)
             loaded = following
             bar.update()
+            self.hooks.call("on_step")
+            self.hooks.note_written()
             if is_due(settings.log_every, position.step):
                 self._log_step()
             if is_due(settings.checkpoint_every, position.step) and not position.is_end(settings):
@@ -164,6 +174,10 @@ class Trainer:
         self.networks.update_averages(position.step)
         self.meter.count(samples, weight)
 
+    def predict(self, split: str, samples: int = 16) -> tuple[Any, Any]:
+        """Return this rank's first samples of a split as a batch, and their predictions."""
+        return self.evaluator.predict(getattr(self.datasets, split), samples)
+
     def progress(self) -> float:
         """Return how much of the training is done, from 0 to 1."""
         return self.position.progress(self.settings, self.loader.samples, self.samples_per_step)
@@ -173,7 +187,7 @@ class Trainer:
         for name in filter(LOSS.fullmatch, readings):
             self.checkpointing.check_finite(f"{name} is", readings[name])
         rates = self.networks.learning_rates()
-        self.logger.metrics(self.position.step, self.progress(), readings | rates)
+        self.logger.metrics(self.progress(), readings | rates)
 
     def _show_histograms(self) -> None:
         if is_due(self.settings.histograms_every, self.position.step + 1):
@@ -196,6 +210,8 @@ class Trainer:
 
     def save(self, best: bool = False) -> None:
         """Save a checkpoint in the background; every rank calls this."""
+        path = self.checkpointing.checkpoints.path(self.position.step)
+        self.hooks.checkpoint(path, best)
         self.checkpointing.save(self.logger.line_count, self.logger.flush, best)
 
     # -- validations ------------------------------------------------------------------------------
@@ -212,7 +228,9 @@ class Trainer:
         """Return the metrics of the validation set."""
         # A signal during a long validation then costs no more than the validation.
         self.save()
+        self.hooks.call("on_evaluation_start", "validation")
         found = self.evaluator.evaluate(self.datasets.validation, "validation", self.position.step)
+        self.hooks.call("on_evaluation_end", "validation", found.metrics)
         self.meter.begin()
         return found.metrics
 
@@ -221,7 +239,7 @@ class Trainer:
         position, (name, direction) = self.position, self.learner.best
         self.checkpointing.check_finite(f"{name} is", metrics[name])
         best = position.judge(metrics[name], direction)
-        self.logger.metrics(position.step, self.progress(), {"epoch": position.epoch, **metrics})
+        self.logger.metrics(self.progress(), {"epoch": position.epoch, **metrics})
         self.save(best)
         if position.is_out_of_patience(self.settings):
             log.info(
@@ -237,12 +255,14 @@ class Trainer:
         """Save after a signal; every rank calls this."""
         self.save()
         self.checkpointing.check_saved("stopped")
+        self.hooks.note_written()
         log.info(
             "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
             self.position.step,
             self.request.received or "a signal to another rank",
             self.checkpointing.run_dir,
         )
+        self.hooks.end("preempted")
 
     def finish(self) -> int:
         """Evaluate on the test set, and write summary.json and figures; every rank calls this.
@@ -250,13 +270,17 @@ class Trainer:
         Return the exit code: 1 on rank 0 if figures or the registry failed, but 0 in a sweep.
         """
         step = self.position.step
+        self.hooks.call("on_evaluation_start", "test")
         test = self.evaluator.evaluate(self.datasets.test, "test", step)
         self.checkpointing.check_saved("ended")
-        self.logger.metrics(step, 1.0, test.metrics)
+        self.logger.metrics(1.0, test.metrics)
         self.logger.summary(self.summary(test))
         try:
+            self.hooks.call("on_evaluation_end", "test", test.metrics)
+            self.hooks.note_written()
             self._draw(test)
             self._register()
+            self.hooks.call("on_end", "finished", None)
         except Exception as error:
             if not self.world.is_main:  # only rank 0 writes them
                 return 0
@@ -286,13 +310,13 @@ class Trainer:
 
     def _draw(self, test: Evaluation) -> None:
         """Draw and write the figures of figures.py; every rank calls this."""
-        first = self.evaluator.predict(self.datasets.test, self.settings.test_batch_size)
+        first = self.predict("test", self.settings.test_batch_size)
         if self.world.is_main:
             from . import figures
 
             drawn = figures.draw(test.sums, *first)
-            named = {f"test/{name}": figure for name, figure in drawn.items()}
-            self.logger.figures(self.position.step, named)
+            for name, figure in drawn.items():
+                self.logger.log_image(f"test/{name}", figure)
 
     def _register(self) -> None:
         """Add the best network to the registry of models, if `register_model` names one."""

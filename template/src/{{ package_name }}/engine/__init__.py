@@ -5,6 +5,7 @@
     networks.py     networks, their moving averages and optimizers, by name
     checkpoint.py   what a checkpoint holds; checkpoint_files.py, shards.py: its files
     evaluate.py     metrics over a dataset, of all ranks
+    hooks.py        the hooks of model.py, and what they get
     inference.py    use of a trained network
     config.py       the settings of every training
     checks.py       checks of model.py, of data.py and of the ranks
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .data.stream import ShardStream as ShardStream
     from .errors import UsageError as UsageError
     from .filesystem import write_atomically as write_atomically
+    from .hooks import Training as Training
     from .nested import split_samples as split_samples
     from .ranks.signals import StopRequest as StopRequest
     from .ranks.world import World as World
@@ -43,6 +45,7 @@ HOMES = {
     "Settings": "config",
     "ShardStream": "data.stream",
     "StopRequest": "ranks.signals",
+    "Training": "hooks",
     "Updater": "updater",
     "UsageError": "errors",
     "World": "ranks.world",

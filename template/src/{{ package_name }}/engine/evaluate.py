@@ -77,7 +77,6 @@ class Evaluator:
                 del found.metrics[name]
         return found
 
-    @torch.no_grad()
     def predict(self, dataset: Dataset, samples: int) -> tuple[Any, Any]:
         """Return a batch of this rank's first samples, and its predictions, on the CPU.
 
@@ -86,13 +85,20 @@ class Evaluator:
         batch = next(self._batches(dataset, samples * self.world.size))[0]
         batch = to_device(batch, self.world.device)
         self.learner.inputs(batch)  # `export` calls it; a mistake in it should show early
+        with self.mode() as networks:
+            return to_cpu((batch, self.learner.predict(networks, batch)))
+
+    @contextmanager
+    def mode(self) -> Iterator[Any]:
+        """Give the networks that are evaluated, in evaluation mode, and record apart."""
         modules = self.networks.evaluated
         with (
+            torch.no_grad(),
             evaluation_mode(modules, self.world),
             RECORDER.apart(),
             autocast(self.world.device, self.settings.precision),
         ):
-            return to_cpu((batch, self.learner.predict(self.networks.view(modules), batch)))
+            yield self.networks.view(modules)
 
     @torch.no_grad()
     def _evaluate(self, dataset: Dataset, split: str, step: int, samples: int | None) -> Evaluation:

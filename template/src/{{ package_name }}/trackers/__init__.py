@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UsageError, is_rank_0
 from ..engine.run.description import Run
+from ..engine.run.media import as_csv
 from ..engine.run.status import Status
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class Backend:
         raise NotImplementedError
 
     def history(self) -> History:
-        """Return the metrics that the run has and keeps.
+        """Return the metrics that the run has and keeps, and with any value its pictures and so on.
 
-        Called once, after the start of a run that is continued: these metrics are not logged again.
-        A backend that replaces or hides what came after `run.resume_step` leaves that out.
+        Called once, after the start of a run that is continued: these are not logged again. A
+        backend that replaces or hides what came after `run.resume_step` leaves that out.
         """
         return {}
 
@@ -59,6 +60,12 @@ class Backend:
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Record a text, such as the log; a later text of the same name replaces it."""
+
+    def log_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
+        """Record a table; the default is a text, as CSV."""
+        self.log_text(name, as_csv(columns, rows), step)
 
     def log_model(
         self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int

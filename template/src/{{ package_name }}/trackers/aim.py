@@ -140,7 +140,7 @@ class Tracker(Backend):
     def log_text(self, name: str, text: str, step: int) -> None:
         """Record the log line by line, for Aim's page of logs, and other texts as a whole."""
         if name != "log":
-            self.run.track(aim.Text(text), name=name, step=0)
+            self.run.track(aim.Text(text), name=name, step=step)
             return
         for number, line in enumerate(text.splitlines()):
             self.run.track(LogLine(line), name="logs", step=number)

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # How long the end of a run waits for all trackers together; a job that is stopped has less time.
 FINISH_SECONDS = {"finished": 60, "failed": 60, "preempted": 20}
+MEDIA = ("log_image", "log_histogram", "log_table")  # they begin with a name and end with a step
 _ids_lock = threading.Lock()
 
 
@@ -126,7 +127,7 @@ class _TrackerThread(threading.Thread):
                     new = {name: v for name, v in values.items() if step not in held.get(name, ())}
                     if new:
                         backend.log_metrics(new, step, time)
-                else:
+                elif method not in MEDIA or arguments[-1] not in held.get(arguments[0], ()):
                     getattr(backend, method)(*arguments)
         except BaseException as error:
             fault = without_secrets(f"{type(error).__name__}: {error}").splitlines()[0]

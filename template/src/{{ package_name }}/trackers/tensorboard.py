@@ -34,10 +34,14 @@ class Tracker(Backend):
     def history(self) -> History:
         """Return the metrics of earlier attempts, without those that are hidden."""
         self.writer.flush()
-        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0}).Reload()
-        return {
+        everything = {"scalars": 0, "images": 0, "histograms": 0}
+        events = EventAccumulator(str(self.folder), size_guidance=everything).Reload()
+        tags = events.Tags()
+        held = {name: {each.step: 0.0 for each in events.Images(name)} for name in tags["images"]}
+        held |= {n: {x.step: 0.0 for x in events.Histograms(n)} for n in tags["histograms"]}
+        return held | {
             name: {event.step: event.value for event in events.Scalars(name)}
-            for name in events.Tags()["scalars"]
+            for name in tags["scalars"]
         }
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:

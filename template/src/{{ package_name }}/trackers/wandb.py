@@ -5,7 +5,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ class Tracker(Backend):
         self.run.define_metric("*", step_metric="trainer/step")
 
     def history(self) -> History:
-        """Return the metrics in the files of earlier attempts."""
+        """Return what is in the files of earlier attempts; of a picture and the like, 0."""
         held: History = {}
         for attempt in sorted(self.directory.glob("wandb/*run-*")):
             if attempt.resolve() == Path(self.run.dir).parent.resolve():
@@ -87,8 +87,10 @@ class Tracker(Backend):
             for row in rows(attempt):
                 step = row.pop("trainer/step", None)
                 for name, value in row.items():
-                    if step is not None and isinstance(value, int | float):
-                        held.setdefault(name, {})[int(step)] = value
+                    picture = name.endswith("._type")  # or a histogram, or a table
+                    if step is not None and (picture or isinstance(value, int | float)):
+                        number = 0.0 if picture else value
+                        held.setdefault(name.removesuffix("._type"), {})[int(step)] = number
         return held
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
@@ -104,9 +106,16 @@ class Tracker(Backend):
         histogram = wandb.Histogram(np_histogram=np.histogram(values, bins=64))
         self.run.log({name: histogram, "trainer/step": step})
 
+    def log_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
+        """Record a table."""
+        table = wandb.Table(list(columns), [list(row) for row in rows], allow_mixed_types=True)
+        self.run.log({name: table, "trainer/step": step})
+
     def log_text(self, name: str, text: str, step: int) -> None:
         """Keep the text as a file of the run."""
-        path = Path(self.run.dir) / f"{name}.txt"
+        path = Path(self.run.dir) / f"{name.replace('/', '-')}.txt"
         path.write_text(text, encoding="utf-8")
         self.run.save(str(path), base_path=self.run.dir, policy="now")
 

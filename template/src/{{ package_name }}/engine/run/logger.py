@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,14 @@ from . import provenance
 from .description import describe_run
 from .folder import keep_earlier
 from .logging_setup import log_to_file, read_log
+from .media import as_csv, pixels
 from .messages import log_step
 from .meters import JsonLines
 from .status import Status, StatusFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -106,44 +107,81 @@ class RunLogger:
             disable=not (self.active and sys.stderr.isatty()),
         )
 
-    def metrics(self, step: int, progress: float, values: Mapping[str, float]) -> None:
+    def metrics(self, progress: float, values: Mapping[str, float]) -> None:
         """Record and log the numbers of a step; progress goes from 0 to 1."""
-        if not self.active:
-            return
-        now = time.time()
-        self.lines.write(step, now, values)
-        self.trackers.call("log_metrics", values, step, now)
-        self.status.update(self.folder, self.checkpointing.position, progress)
-        with tqdm.external_write_mode():
-            log_step(step, values)
+        if self.active:
+            self.status.update(self.folder, self.checkpointing.position, progress)
+            self.log_numbers(values)
 
-    def figures(self, step: int, figures: "Mapping[str, Figure]") -> None:
-        """Save figures as PNG files, and send them to the trackers; only rank 0 calls this."""
-        import numpy as np
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    # Those below are for hooks too. Any rank may call them, but only rank 0 does something. They
+    # log what is known at the current step, to the run folder and to the trackers.
 
-        for name, figure in figures.items():
-            path = self.folder / "figures" / f"{name.replace('/', '-')}-{step:08}.png"
-            try:
-                path.parent.mkdir(exist_ok=True)
-                write_atomically(path, partial(figure.savefig, format="png"))
-            except OSError as error:
-                log.error("could not write %s: %s", path, error.strerror)
-            if self.trackers.threads:
-                canvas = FigureCanvasAgg(figure)
-                canvas.draw()
-                pixels = np.asarray(canvas.buffer_rgba())[..., :3].copy()
-                self.trackers.call("log_image", name, pixels, step)
+    @property
+    def step(self) -> int:
+        """The number of steps so far."""
+        return self.checkpointing.position.step
+
+    def log_numbers(self, values: Mapping[str, float]) -> None:
+        """Log numbers by name, and write them to metrics.jsonl.
+
+        In `on_step`, prefer `record`, which averages over steps and ranks.
+        """
+        if self.active:
+            now = time.time()
+            self.lines.write(self.step, now, values)
+            self.trackers.call("log_metrics", values, self.step, now)
+            with tqdm.external_write_mode():
+                log_step(self.step, values)
+
+    def log_image(self, name: str, image: "Figure | Tensor") -> None:
+        """Write a picture to figures/ as PNG.
+
+        Args:
+            name: the same at each step, such as "validation/samples".
+            image: a figure of matplotlib; or a tensor of shape (height, width) or
+                (3, height, width): uint8, or float from 0 to 1.
+        """
+        if self.active:
+            from PIL import Image
+
+            array = pixels(image)
+            self._keep(name, "png", partial(Image.fromarray(array).save, format="png"))
+            self.trackers.call("log_image", name, array, self.step)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text, and write it to figures/."""
+        if self.active:
+            for line in text.splitlines():
+                log.info("step %d  %s: %s", self.step, name, line)
+            self._keep(name, "txt", text)
+            self.trackers.call("log_text", name, text, self.step)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Write a table to figures/ as CSV."""
+        if self.active:
+            self._keep(name, "csv", as_csv(columns, rows))
+            self.trackers.call("log_table", name, columns, rows, self.step)
+
+    def log_histogram(self, name: str, values: "Tensor", step: int | None = None) -> None:
+        """Send values to the trackers as a histogram; at the current step, unless one is given."""
+        if self.active:
+            array = values.detach().float().cpu().numpy().ravel()
+            self.trackers.call("log_histogram", name, array, self.step if step is None else step)
+
+    def _keep(self, name: str, kind: str, content: str | Callable[[Any], object]) -> None:
+        path = self.folder / "figures" / f"{name.replace('/', '-')}-{self.step:08}.{kind}"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            log.error("could not write %s: %s", path, error.strerror)
 
     def histograms(self, step: int, parameters: "Mapping[str, nn.Parameter]") -> None:
         """Send parameters and gradients to the trackers, as histograms; every rank calls this."""
         for name, parameter in parameters.items():
             for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
                 if tensor is not None:
-                    values = full_tensor(tensor.detach())
-                    if self.active:
-                        array = values.float().cpu().numpy().ravel()
-                        self.trackers.call("log_histogram", f"{what}/{name}", array, step)
+                    self.log_histogram(f"{what}/{name}", full_tensor(tensor.detach()), step)
 
     def flush(self) -> None:
         """Save what was recorded so far, and write metrics.jsonl to the disk.

@@ -1,0 +1,96 @@
+"""Hooks: the methods of `Model` for events of the training, such as `on_step`."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from .checkpoint import Checkpointing
+from .evaluate import Evaluator
+from .networks import Networks
+from .position import Position
+from .ranks.world import World
+from .run.logger import RunLogger
+from .run.record import RECORDER
+
+log = logging.getLogger(__name__)
+
+SHORT = 0.001  # seconds; the log names the time of a hook that takes longer
+
+
+class Training(Protocol):
+    """What hooks get: the `Trainer` of train.py, with these attributes and others.
+
+    Attributes:
+        position: `position.step`, `position.epoch`, `position.best_score` and so on.
+        networks: `networks.modules` has the trained networks by name; a single one is "network".
+        evaluator: `with evaluator.mode() as networks` gives those that evaluations use (`ema`), in
+            evaluation mode and without gradients. Every rank calls this.
+        datasets: what `load` of data.py returned.
+        world: the rank of this process, the number of ranks, and ways to exchange values.
+        logger: for numbers, pictures, texts, tables and histograms: the methods `log_...`.
+        checkpointing: `checkpointing.run_dir` is the run folder.
+    """
+
+    learner: Any
+    position: Position
+    networks: Networks
+    evaluator: Evaluator
+    datasets: Any
+    world: World
+    logger: RunLogger
+    checkpointing: Checkpointing
+
+    def progress(self) -> float:
+        """Return how much of the training is done, from 0 to 1."""
+
+    def predict(self, split: str, samples: int = 16) -> tuple[Any, Any]:
+        """Return this rank's first samples of a split as a batch, and their predictions.
+
+        Every rank calls this. Both are on the CPU.
+        """
+
+
+class Hooks:
+    """Calls the hooks of a learner.
+
+    Attributes:
+        unseen: a checkpoint that is being written, and whether it is the best.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.unseen: tuple[Path, bool] | None = None
+
+    def call(self, name: str, *arguments: Any) -> None:  # noqa: ANN401 - what the hook takes
+        """Call a hook. Name it in the log if it fails, and record its time if it is slow."""
+        began = time.perf_counter()
+        try:
+            getattr(self.training.learner, name)(self.training, *arguments)
+        except Exception:
+            log.error("%s in model.py failed at step %d", name, self.training.position.step)
+            raise
+        if (seconds := time.perf_counter() - began) > SHORT:
+            RECORDER.add("train/slowest_hook_seconds", seconds, 1, "max")
+
+    def checkpoint(self, path: Path, best: bool) -> None:
+        """Note the next checkpoint. A step that is saved before and after its validation is one."""
+        if self.unseen and self.unseen[0] != path:
+            self.note_written(wait=True)
+        self.unseen = path, best
+
+    def note_written(self, wait: bool = False) -> None:
+        """Call `on_checkpoint` on rank 0 once the noted checkpoint is written."""
+        checkpointing = self.training.checkpointing
+        saving = checkpointing.writing
+        if self.unseen and saving and (wait or saving.done()):
+            checkpoint, self.unseen = self.unseen, None
+            if checkpointing.wait() and self.training.world.is_main:
+                self.call("on_checkpoint", *checkpoint)
+
+    def end(self, status: str, error: BaseException | None = None) -> None:
+        """Call `on_end` after a stop or a failure, which a failure of the hook must not hide."""
+        try:
+            self.call("on_end", status, error)
+        except Exception:
+            log.exception("the training's end stays as it is")

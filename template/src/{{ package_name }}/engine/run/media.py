@@ -1,0 +1,47 @@
+"""Pictures and tables of a run, as its files and the trackers have them."""
+
+import csv
+from collections.abc import Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pixels(image: "Figure | Tensor") -> np.ndarray:
+    """Return a picture as uint8 of shape (height, width, 3).
+
+    Args:
+        image: a figure of matplotlib; or a tensor of shape (height, width), (1, height, width) or
+            (3, height, width): uint8, or float from 0 to 1.
+
+    Raises:
+        ValueError: the tensor has another shape.
+    """
+    if not isinstance(image, Tensor):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        canvas = FigureCanvasAgg(image)
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    array = image.detach().cpu()
+    if array.is_floating_point():
+        array = (array.float().nan_to_num().clamp(0, 1) * 255).round()
+    array = array if array.ndim == 3 else array[None]
+    if array.ndim != 3 or len(array) not in (1, 3):
+        raise ValueError(
+            f"a picture has shape {tuple(image.shape)}: it must be (height, width), or "
+            "(3, height, width) in colour"
+        )
+    return array.expand(3, -1, -1).movedim(0, -1).byte().contiguous().numpy()
+
+
+def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table as CSV, with the columns' names in the first line."""
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()
