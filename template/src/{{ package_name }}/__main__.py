@@ -24,7 +24,7 @@ def train(argv: Sequence[str]) -> int:
     from .engine.ranks.signals import StopRequest, ignore_signals
     from .settings import Settings
 
-    settings = Settings.parse(argv)
+    settings = Settings.parse(argv, about="Train the model. ")
     # Before torch is imported, which takes a second: a signal in that second must not kill us.
     stop = StopRequest.install()
     from .trackers.dispatch import left_behind
@@ -46,7 +46,7 @@ def download(argv: Sequence[str]) -> int:
     from .data import download as fetch
     from .settings import Settings
 
-    fetch(Settings.parse(argv, prog="download"))
+    fetch(Settings.parse(argv, "download", "Fetch the dataset and verify it. "))
     return 0
 
 

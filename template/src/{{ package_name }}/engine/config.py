@@ -94,7 +94,8 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - any YAML
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).replace(' in "<byte string>"', " at").split())
+        raise UsageError(f"{path} is not YAML: {reason}") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,11 +230,12 @@ class Settings:
         return values
 
     @classmethod
-    def parse(cls, argv: Sequence[str], prog: str = "train") -> "Self":
+    def parse(cls, argv: Sequence[str], prog: str = "train", about: str = "") -> "Self":
         """Return the settings that the YAML file and the flags give.
 
         The file is the one that `--config` names, else configs/train.yaml if it exists. Bad flags
-        end the process with exit code 2, as argparse does.
+        end the process with exit code 2, as argparse does. `--help` prints what the command is
+        about.
 
         Raises:
             UsageError: the file can't be read, or a setting in it or in a flag is wrong.
@@ -251,7 +253,8 @@ class Settings:
             args=rest,
             default=defaults,
             prog=f"python -m {__package__.partition('.')[0]} {prog}",
-            description="A flag overrides the YAML file of settings, which overrides the default.",
+            description=f"{about}A flag overrides the YAML file of settings, which overrides the "
+            "default.",
             config=(tyro.conf.AvoidSubcommands,),
             console_outputs=is_rank_0(),
         )

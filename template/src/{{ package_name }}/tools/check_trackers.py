@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: a tracker is unknown, none is chosen, or the folder can't be made.
     """
-    settings = Settings.parse(argv, prog="check-trackers")
+    settings = Settings.parse(
+        argv, "check-trackers", "Log a run to each tracker and read it back. "
+    )
     names = select(settings.trackers)
     if not names:
         raise UsageError("no tracker is chosen: name some, such as --trackers tensorboard")

@@ -104,6 +104,8 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     if any(name in missed for name in sent):
         state["missed_by"] = [name for name in missed if name not in sent]
         write_atomically(directory / "status.json", json.dumps(state, indent=2) + "\n")
+    if not (names or settings.trackers) or "none" in settings.trackers:
+        log.info("%s was started without trackers: choose some with --trackers", directory)
     if sent:
         log.info("%s: %s has it all now", directory, ", ".join(sent))
     return failed
