@@ -312,12 +312,18 @@ def open_log(run: Path) -> None:
     open_regular(run / "log.txt", "a").close()
 
 
+def as_repeated(run: Path) -> None:
+    from demo.engine.run.folder import keep_earlier
+
+    keep_earlier(run, 1)
+
+
 READ = {
-    "config.yaml": (as_synced,),
+    "config.yaml": (as_synced, as_repeated),
     "checkpoints/best": (as_source, as_weights),
     STEP: (as_source, as_weights, as_resumed),
     STEP.replace(".pt", ".sha256"): (as_source, as_weights, as_resumed),
-    "provenance.json": (as_synced,),
+    "provenance.json": (as_synced, as_repeated),
     "status.json": (as_synced,),
     "trackers.json": (as_synced,),
     "log.txt": (as_synced, open_log),
@@ -342,7 +348,8 @@ def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
             (UsageError, OSError), match=r"it is (a link|no regular file|a hard link to)"
         ):
             read(run)
-    assert b"hunter2" not in b"".join(path.read_bytes() for path in run.glob("tensorboard/*"))
+    written = [*run.glob("tensorboard/*"), *run.glob("attempts/*-*")]
+    assert b"hunter2" not in b"".join(path.read_bytes() for path in written)
     (survey,) = runs.survey([run], time.time())
     assert "hunter2" not in str((survey, curves.read_settings(run)))
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..checkpoint_files import Checkpoints
 from ..config import Settings
 from ..errors import UsageError
-from ..filesystem import write_atomically
+from ..filesystem import read_bytes, write_atomically
 from ..ranks.environment import srun_step
 from ..ranks.world import World
 from .run_lock import newest
@@ -61,7 +61,7 @@ def keep_earlier(folder: Path, resume_step: int) -> None:
     described = [folder / name for name in ("config.yaml", "provenance.json")]
     described = [path for path in described if path.exists()]
     for path in described:
-        write_atomically(attempts / f"{newest(attempts) - 1}-{path.name}", path.read_bytes())
+        write_atomically(attempts / f"{newest(attempts) - 1}-{path.name}", read_bytes(path))
     left = Checkpoints(folder / "checkpoints").newer(resume_step)
     if resume_step == 0:
         results = [folder / name for name in ("metrics.jsonl", "summary.json")]
