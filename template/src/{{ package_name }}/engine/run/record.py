@@ -9,6 +9,7 @@ test/confidence. A tensor stays on its device until the line is logged, so that 
 it. What a loading worker records is lost: it is another process.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +58,8 @@ class Recorder:
                 does not count, even if it is nan.
 
         Raises:
-            ValueError: the name is taken or not valid, or the value is not one number.
+            ValueError: the name is taken or not valid, the value is not one real number, or the
+                weight is negative or not finite.
         """
         if self.split != "train":
             name = f"{self.split}/{name.removeprefix('train/')}"
@@ -73,7 +75,12 @@ class Recorder:
             )
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"can't record '{name}': {tuple(value.shape)} is not one number")
-        self.add(name, value, float(weight) if how == "mean" else 1.0, how)
+        if isinstance(value, Tensor) and value.is_complex():
+            raise ValueError(f"can't record '{name}': {value.dtype} is not a real number")
+        weight = float(weight) if how == "mean" else 1.0
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"can't record '{name}' with weight {weight}: from 0 to finite")
+        self.add(name, value, weight, how)
 
     def add(self, name: str, value: float | Tensor, weight: float, how: How = "mean") -> None:
         """Add a value, as `record` does, but under any name."""
