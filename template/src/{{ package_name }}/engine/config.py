@@ -19,8 +19,9 @@ from .filesystem import full_path, read_bytes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Positive = Annotated[int, Ge(1)]
-Count = Annotated[int, Ge(0)]
+# More than 63 bits fit neither a seed of torch nor a size.
+Positive = Annotated[int, Ge(1), Lt(2**63)]
+Count = Annotated[int, Ge(0), Lt(2**63)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Lt(float("inf"))]
 
@@ -296,6 +297,9 @@ class Settings:
             reason = ", or ".join(dict.fromkeys(reasons))
             reason = reason.replace("valid tuple", "list, such as [a, b]")
             raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
+        for name, value in values.items():
+            if value is True and type(getattr(settings, name)) in (int, float):  # pydantic's is 1
+                raise UsageError(f"{source}{name} is true: it should be a number")
         if Path(settings.experiment).name in ("", "..") or "/" in settings.experiment:
             raise UsageError(
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
