@@ -444,6 +444,13 @@ def test_predictions_that_cannot_be_written(
     assert not (tmp_path / "none.jsonl").exists()
 
 
+@pytest.mark.parametrize("size", ["0", "-1"])
+def test_predictions_of_no_batch(alone: Job, learners: Path, tmp_path: Path, size: str) -> None:
+    command = ["demo", "predict", str(alone.run_dir), f"--batch-size={size}"]
+    job = spawn(learners, tmp_path / "log", [command], [{}]).wait()
+    check_error(job, f"--batch-size is {size}: it must be 1 or more")
+
+
 def python(project: Path, folder: Path, code: str, **env: str) -> str:
     """Return what a fresh process in a folder prints."""
     return subprocess.run(

@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
             the file can't be written.
     """
     flags = read_flags(Flags, argv, program("predict"))
+    if flags.batch_size is not None and flags.batch_size < 1:
+        raise UsageError(f"--batch-size is {flags.batch_size}: it must be 1 or more")
     trained = model_class().load(flags.run, which=flags.checkpoint)
     data_dir = flags.data_dir or trained.settings.data_dir
     settings = dataclasses.replace(trained.settings, device=flags.device, data_dir=data_dir)
