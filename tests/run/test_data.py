@@ -378,7 +378,15 @@ def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
     with pytest.raises(UsageError, match="is damaged"):
         read(idx_files, "t10k")
     labels.unlink()
-    with pytest.raises(UsageError, match=r"no t10k-labels-idx1-ubyte\[.gz\]"):
+    for there in (False, True):
+        if there:
+            os.mkfifo(labels)
+        with pytest.raises(UsageError, match=r"no t10k-labels-idx1-ubyte\[.gz\]"):
+            read(idx_files, "t10k")
+    # 1 GiB in 1 MiB.
+    labels.unlink()
+    labels.write_bytes(gzip.compress(bytes(2**30), compresslevel=1))
+    with pytest.raises(UsageError, match=r"is damaged \(it has more than 268435456 bytes\)"):
         read(idx_files, "t10k")
 
 

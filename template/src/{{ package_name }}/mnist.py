@@ -6,6 +6,7 @@ Only data.py uses this module: delete it with the example.
 import gzip
 import hashlib
 import http.client
+import io
 import logging
 import urllib.request
 import zlib
@@ -20,6 +21,7 @@ from .engine import UsageError, write_atomically
 log = logging.getLogger(__name__)
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MOST_BYTES = 2**28  # of an unpacked file; MNIST's largest has 2**26
 # SHA-256 of the unpacked files.
 CHECKSUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -47,13 +49,14 @@ def read_idx(path: Path) -> np.ndarray:
     integers, and the values.
     """
     found = stored(path)
-    if not found.exists():
+    if not found.is_file():  # opening a pipe would wait for its other end
         raise UsageError(
             f"no {path.name}[.gz] in {path.parent.resolve()}: run 'make data' where there is "
             "internet, point --data-dir at the files, or use --dataset synthetic"
         )
     try:
-        content = unpacked(found.read_bytes())
+        with found.open("rb") as file:
+            content = unpacked(file.read(MOST_BYTES + 1))
         shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
         return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
@@ -66,8 +69,16 @@ def stored(path: Path) -> Path:
 
 
 def unpacked(content: bytes) -> bytes:
-    """Return the content of a file, unpacked if it is in gzip's format."""
-    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    """Return the content of a file, unpacked if it is in gzip's format.
+
+    Raises:
+        ValueError: it unpacks to more than MOST_BYTES.
+    """
+    if content.startswith(b"\x1f\x8b"):
+        content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    return content
 
 
 def download(folder: Path, url: str = URL) -> None:
