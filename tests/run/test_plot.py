@@ -173,6 +173,8 @@ def test_what_others_wrote_ends_no_picture(
     (tmp_path / "folder/config.yaml").touch()
     huge = [{"step": 10**400, "train/loss": 1}, {"step": 1, "train/loss": 10**400}]
     write_run(tmp_path / "huge", [*huge, {"step": 2, "train/loss": 1.0, r"$\frac{$": 2}])
+    write_run(tmp_path / "half", [{"step": 1, "a/\ud800": 1.0}])  # half of a character
+    write_run(tmp_path / os.fsdecode(b"caf\xe9"))  # a name that is not UTF-8
     write_run(tmp_path / "odd", [{"step": 1, "train/loss": "x", "time": "soon", "epoch": "one"}])
     pipe = write_run(tmp_path / "pipe") / "config.yaml"
     pipe.unlink()
