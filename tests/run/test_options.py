@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -275,9 +276,12 @@ def test_provenance_holds_changes_that_were_not_committed(
     code.write_text(
         "a = 'hush-hush'\napi_key = '0123456789abcdef0123'\nurl = 'https://me:hunter2@host/'\n"
         "key = encoder.layers_of_attention[12]\n"
+        "environ['KEY'] = '0123456789abcdef0123'\nuse('A_TOKEN', '0123456789abcdef0123')\n"
+        "api_key: str = '0123456789abcdef0123'\nhead = 'Bearer 0123456789abcdef0123'\n"
     )
     diff = facts()["diff"]
     assert not [each for each in secrets if each in diff]
+    assert diff.count("<secret>") == 5
     assert "+a = '<MY_TOKEN>'\n+api_key = '<secret>'\n" in diff
     assert "+key = encoder.layers_of_attention[12]\n" in diff
     monkeypatch.setattr(provenance, "LONGEST_DIFF", 20)
@@ -288,6 +292,40 @@ def test_provenance_holds_changes_that_were_not_committed(
     assert caplog.messages == [
         "provenance.json has no commit: 'git rev-parse HEAD' fails here and says why"
     ]
+
+
+def test_provenance_is_found_whatever_surrounds_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from demo.engine.errors import UsageError
+    from demo.engine.run import provenance
+
+    world = SimpleNamespace(hostnames=["n1"], size=1, launcher="none")
+    monkeypatch.chdir(tmp_path)
+    answers = tmp_path / ".copier-answers.yml"
+    answers.write_text("_src_path: https://me:hunter2@host/x\nsince: 2026-01-30\n")
+    # What pip leaves of a package that it could not remove.
+    (tmp_path / "half-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "--api-key", "0123456789abcdef0123"])
+    found = provenance.collect(world)
+    assert found["template"] == {"_src_path": "https://<login>@host/x", "since": "2026-01-30"}
+    assert found["command"] == ["train", "--api-key", "<secret>"]
+    assert "torch" in found["packages"]
+
+    answers.write_text("<<<<<<< before\n_commit: a\n=======\n_commit: b\n>>>>>>> after\n")
+    with pytest.raises(UsageError, match=r"answers\.yml is not YAML: .*choose a side") as raised:
+        provenance.collect(world)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_diff_of_a_minified_file_takes_no_minutes(project: Path) -> None:
+    from demo.engine.run.provenance import _hidden
+
+    text = ",".join(['"token":"a"'] * 100_000)
+    began = time.monotonic()
+    assert _hidden(text) == text
+    assert time.monotonic() - began < 20
 
 
 def test_each_epoch_is_validated(launch: Launch) -> None:

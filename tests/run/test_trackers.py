@@ -16,7 +16,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from .conftest import PACED, QUICK, Launch, clean_environment, srun
+from .conftest import PACED, QUICK, Launch, clean_environment, edited, srun
 from .test_tensorboard import STEPS, tensorboard
 
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
@@ -128,6 +128,8 @@ SECRET = "p@ss/w:rd?&staple"
     ("variable", "value"),
     [
         ("SOME_PASSWORD", SECRET),
+        ("db_pass", SECRET),
+        ("MYSQL_PWD", SECRET),
         ("https_proxy", f"http://me:{quote(SECRET, safe='')}@proxy.example:3128"),
         ("AIM_REPO", f"aim://me:{SECRET}@example.org"),
     ],
@@ -141,6 +143,27 @@ def test_no_secret_is_told_however_it_is_written(
     basic = text.partition("Basic ")[2]
     assert not [i for i in range(len(basic) - 7) if basic[i : i + 8] in told], told
     assert "example.org" in told or variable in told
+
+
+def test_no_secret_of_an_error_reaches_the_trackers(project: Path, tmp_path: Path) -> None:
+    fault = "raise OSError('no answer from https://me:hunter2@example.org')"
+    old = "images, labels = batch\n        return F.cross_entropy("
+    copy = edited(project, tmp_path, "model.py", old, f"{fault}\n        {old}")
+    job = srun(copy, tmp_path / "run", 1).wait()
+    assert job.codes == [1] and "hunter2" in job.log, job.log
+    error = json.loads((job.run_dir / "status.json").read_text())["error"]
+    assert error == "OSError: no answer from https://<login>@example.org"
+    (job.run_dir / "log.txt").write_text("reading https://me:hunter2@example.org\n")
+    read_log = import_module("demo.engine.run.logging_setup").read_log
+    assert read_log(job.run_dir) == "reading https://<login>@example.org\n"
+
+
+def test_a_long_line_of_addresses_takes_no_minutes(project: Path) -> None:
+    without_secrets = import_module("demo.engine.errors").without_secrets
+    text = ",".join(["https://example.org/a"] * 100_000)
+    began = time.monotonic()
+    assert without_secrets(text) == text
+    assert time.monotonic() - began < 20
 
 
 def test_of_two_secrets_the_longer_one_is_hidden_as_a_whole(

@@ -14,6 +14,8 @@ from urllib.parse import quote, quote_plus, unquote
 
 LEFT = re.compile("closed|reset|Broken pipe")
 """Matches the messages of sockets whose other end was closed."""
+SECRET = re.compile("(?i)key|token|passw|passphrase|_pass$|_pwd$|secret|credential")
+"""Matches the names of variables that hold secrets."""
 
 
 class UsageError(Exception):
@@ -80,13 +82,14 @@ def without_secrets(text: str) -> str:
     hidden = {}
     for name, value in os.environ.items():
         secrets = re.findall(r"://[^/:@\s]*:(\S+)@", value)
-        secrets += [value] if re.search("KEY|TOKEN|PASSW|SECRET", name) else []
+        secrets += [value] if SECRET.search(name) else []
         for secret in secrets:
             if len(secret) >= 6:
                 hidden |= dict.fromkeys(_spellings(secret), f"<{name}>")
     for spelling in sorted(hidden, key=len, reverse=True):
         text = text.replace(spelling, hidden[spelling])
-    return re.sub(r"(?<=://)\S+@", "<login>@", text)
+    # Without a limit, a long line of many addresses would take minutes.
+    return re.sub(r"(?<=://)\S{1,500}@", "<login>@", text)
 
 
 def _spellings(secret: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpointing
 from ..config import Settings
-from ..errors import UsageError
+from ..errors import UsageError, without_secrets
 from ..filesystem import sync_names, write_atomically
 from ..ranks.dtensor import full_tensor
 from ..ranks.world import World
@@ -222,7 +222,7 @@ class RunLogger:
         state, step = self.status, self.checkpointing.position.step
         status: Status = "failed" if failure else self.ending
         if failure:
-            state.error = str(failure).partition("\n")[0]
+            state.error = without_secrets(str(failure).partition("\n")[0])
             if not isinstance(failure, UsageError):
                 state.error = f"{type(failure).__name__}: {state.error}"
         with suppress(OSError):

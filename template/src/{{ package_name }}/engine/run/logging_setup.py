@@ -4,7 +4,7 @@ import logging
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from ..errors import PrintableFormatter
+from ..errors import PrintableFormatter, without_secrets
 from ..filesystem import open_regular, read_bytes
 from ..ranks.world import World
 
@@ -39,9 +39,10 @@ def log_to_file(path: Path) -> logging.Handler:
 
 
 def read_log(folder: Path) -> str:
-    """Return the content of log.txt, at most its last 4 MiB.
+    """Return the content of log.txt for a tracker: at most its last 4 MiB, without secrets.
 
     Raises:
         OSError: it can't be read.
     """
-    return read_bytes(folder / "log.txt", 2**22, last=True).decode(errors="replace")
+    text = read_bytes(folder / "log.txt", 2**22, last=True).decode(errors="replace")
+    return without_secrets(text)

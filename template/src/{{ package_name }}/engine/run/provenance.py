@@ -1,5 +1,6 @@
 """Where a run came from: code, template, packages, machines."""
 
+import json
 import logging
 import os
 import platform
@@ -15,14 +16,19 @@ from typing import Any
 
 import yaml
 
-from ..errors import without_secrets
+from ..errors import UsageError, without_secrets
 from ..ranks.world import World
 
 log = logging.getLogger(__name__)
 
 LONGEST_DIFF = 100_000  # characters
-# Values that are assigned to a name like api_key or "token", and have a digit.
-KEYS = r"(?i)((?:key|token|secret|password)[\"']?\s*[:=]\s*[\"']?)(?=\S*\d)[\w+/=-]{16,}"
+# Values with a digit that follow a name: api_key=..., environ["KEY"] = ..., "--token", "..." The
+# digit is looked for in the value alone: in a long line of minified text, it would take minutes.
+KEYS = re.compile(
+    r"""(?ix) ( (?:key|token|secret|passw(?:or)?d)
+        (?: ["'\])]* (?::\s?str)? \s*[:=]\s* ["']? | ["']\s*,\s*["'] ) | bearer\s )
+    (?=[\w+/=-]{0,99}\d) [\w+/=-]{16,}"""
+)
 
 
 def collect(world: World) -> dict[str, Any]:
@@ -30,7 +36,7 @@ def collect(world: World) -> dict[str, Any]:
 
     Only Slurm's and the container's variables are read: others may hold secrets.
     """
-    diff = without_secrets(re.sub(KEYS, r"\1<secret>", _diff() or ""))
+    diff = _hidden(_diff() or "")
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
     # Images lack git: the batch script or a release sets the variable.
@@ -39,16 +45,19 @@ def collect(world: World) -> dict[str, Any]:
     if commit is None and any((each / ".git").exists() for each in (here, *here.parents)):
         # Such as where the folder is another user's.
         log.warning("provenance.json has no commit: 'git rev-parse HEAD' fails here and says why")
-    packages = (each.metadata for each in distributions())
-    answers = Path(".copier-answers.yml")
+    found = (each.metadata for each in distributions())
+    packages = [each for each in found if each and each["Name"]]  # one may be half removed
+    # Either may hold a secret: a flag, or the login in the address of the template.
+    started = json.dumps([sys.argv, _answers()], ensure_ascii=False, default=str)
+    command, template = json.loads(_hidden(started))
     return {
-        "command": sys.argv,
+        "command": command,
         "git": {
             "commit": commit,
             "changes": _git("status", "--short"),
             "diff": diff and f"{diff}\n",
         },
-        "template": yaml.safe_load(answers.read_text("utf-8")) if answers.exists() else None,
+        "template": template,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": dict(sorted((each["Name"], each["Version"]) for each in packages)),
         "platform": platform.platform(),
@@ -63,6 +72,23 @@ def collect(world: World) -> dict[str, Any]:
         # Apptainer sets the first; for pyxis, the batch script sets the second.
         "container": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("PROJECT_IMAGE"),
     }
+
+
+def _answers() -> Any:  # noqa: ANN401 - any YAML
+    """Return the answers that the project was rendered with, None in an image without them."""
+    path = Path(".copier-answers.yml")
+    try:
+        return yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(
+            f"{path} is not YAML: {' '.join(str(error).split())}; if an update left a conflict in "
+            "it, choose a side"
+        ) from None
+
+
+def _hidden(text: str) -> str:
+    """Return a text without what looks like a secret."""
+    return without_secrets(KEYS.sub(r"\1<secret>", text))
 
 
 def _diff() -> str | None:
