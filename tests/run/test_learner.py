@@ -725,6 +725,9 @@ WRONG = {
     "no conclusion": of(compute_metrics=lambda *_: None),
     "a number measured": of(measure=lambda *_: {"loss": 1.0}),
     "nothing measured": of(measure=lambda *_: None),
+    "a value for each sample": plain(
+        measure=lambda self, network, batch: {"loss": network(batch["x"])[:, 0]}
+    ),
     "measured and recorded": of(measure=twice),
     "half a sample": of(batch_weight=lambda *_: 2.5),
     "no weight": of(batch_weight=lambda *_: None),
@@ -765,6 +768,7 @@ SAID = {
     "no conclusion": "compute_metrics in model.py returned None ('NoneType'",
     "a number measured": "measure in model.py returned 'loss' as float: return a tensor",
     "nothing measured": "measure in model.py returned None: return a dictionary",
+    "a value for each sample": "measure in model.py returned 'loss' of shape (1,) for one batch",
     "measured and recorded": "validation/first is both measured and recorded: rename one",
     "half a sample": "batch_weight in model.py returned 2.5: it must be a whole number",
     "no weight": "batch_weight in model.py returned None: it must be a whole number",
@@ -779,7 +783,7 @@ SAID = {
     "a mistake in predict": "predict",
 }
 # What only a step shows.
-LATE = {"nan", "nan as best", "no such optimizer"}
+LATE = {"nan", "nan as best", "no such optimizer", "a value for each sample"}
 
 
 def test_what_a_learner_can_get_wrong_is_one_line(learners: Path, tmp_path: Path) -> None:

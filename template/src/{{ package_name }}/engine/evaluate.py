@@ -47,6 +47,7 @@ class Evaluator:
     ) -> None:
         self.learner, self.networks = learner, networks
         self.settings, self.world = settings, world
+        self.shapes: dict[str, dict[str, torch.Size]] = {}  # of sums, by split and name
 
     def check(self, dataset: Dataset) -> None:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
@@ -118,7 +119,8 @@ class Evaluator:
                     autocast(device, self.settings.precision),
                     nullcontext() if counts else RECORDER.apart(),
                 ):
-                    add(sums, objects, self.learner.measure(networks, batch), weight)
+                    measured = self.learner.measure(networks, batch)
+                    add(sums, objects, measured, weight, self.shapes.setdefault(split, {}))
             recorded = RECORDER.read(self.world)
         totals = over_all_ranks(sums, self.world)
         metrics = {f"{split}/{k}": v for k, v in self._metrics(totals, objects).items()}
@@ -163,6 +165,7 @@ def add(
     objects: Mapping[str, Any],
     measured: object,
     weight: int | None,
+    shapes: dict[str, torch.Size],
 ) -> None:
     """Add what `measure` returned for a batch: tensors to sums, and tuples to objects.
 
@@ -170,9 +173,10 @@ def add(
         sums: by name, and `weight`.
         objects: what `metrics` returned; a tuple has the arguments of their `update`.
         weight: of the batch; None if the batch does not count and adds zeros.
+        shapes: of earlier batches, by name. Sums of two shapes may broadcast to a wrong one.
 
     Raises:
-        UsageError: `measured` has values of other types.
+        UsageError: `measured` has values of other types, or of other shapes than earlier batches.
     """
     if not isinstance(measured, Mapping):
         raise UsageError(
@@ -184,6 +188,11 @@ def add(
             if weight is not None:
                 objects[name].update(*value)
         elif isinstance(value, Tensor) and name != "weight":
+            if shapes.setdefault(name, value.shape) != value.shape:
+                raise UsageError(
+                    f"measure in model.py returned '{name}' of shape {tuple(shapes[name])} for one "
+                    f"batch and {tuple(value.shape)} for another: return the sum over the batch"
+                )
             value = value.detach().to(sum_dtype(value.device))
             if weight is None:
                 value = torch.zeros_like(value)
