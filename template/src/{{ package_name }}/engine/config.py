@@ -95,7 +95,7 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - any YAML
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).replace(' in "<byte string>"', " at").split())
+        reason = " ".join(str(error).replace(' in "<byte string>",', " at").split())
         raise UsageError(f"{path} is not YAML: {reason}") from None
 
 
