@@ -306,6 +306,10 @@ def test_a_torchrun_that_can_never_reach_the_first_node_ends_the_job(
 ) -> None:
     project = make_project(launch_modes=["cpu"], launcher="torchrun")
     (project.root / "slurm/site.sh").write_text("MASTER_ADDR=n9\n")
+    module = project.root / "src/demo/engine/torchrun.py"
+    text = module.read_text()
+    assert "MEETING_SECONDS = 300" in text, "torch waits twice as long, since it tries again"
+    module.write_text(text.replace("MEETING_SECONDS = 300", "MEETING_SECONDS = 5"))
     job = submit(project)
     wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
