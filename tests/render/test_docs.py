@@ -66,6 +66,7 @@ OURS = {
     "copier copy --data-file cluster.yml *": "tests/slurm/test_probe.py::--data-file=cluster.yml",
     "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
     "make train ARGS=*": "tests/run/test_docs.py::def test_an_example_is_stopped_and_goes_on_bit_",
+    "python -m <package> evaluate *": "tests/run/test_evaluate.py::def test_it_gives_the_numbers",
     "python -m <package> predict *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
     "python -m <package> export *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
 }
@@ -88,6 +89,7 @@ THEIRS = {
     "sbatch *slurm/check_comm.sbatch*": "tests/slurm/test_checks.py::def test_a_slow_link_stands_",
     "srun --nodes=2 --ntasks=2 --label ip -br address": ON_SLURM,
     "python -m demo plot *": "tests/slurm/test_docs.py::def test_the_picture_of_a_run(",
+    "python -m demo evaluate *": "tests/run/test_evaluate.py::def test_it_gives_the_numbers_of_",
     "python -m demo predict *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
     "python -m demo export *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
     "python -m tensorboard.main *": "tests/slurm/test_monitor.py::on_every_page(",

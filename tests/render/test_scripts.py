@@ -146,6 +146,21 @@ def test_arguments_and_environment_reach_the_ranks(srun: Submission) -> None:
     assert not [line for line in srun.noted("srun.env") if line.startswith(("RANK=", "WORLD_SIZE"))]
 
 
+def test_another_command_than_train_runs_on_the_same_resources(srun: Submission) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "123450", "SLURM_ARRAY_TASK_ID": "7"}
+    words = ("evaluate", "runs/a b", "--split", "validation")
+    for script in ("train_cpu", "train_multi_node"):
+        code, log = srun.run(script, *words, SRUN_EXIT="140", **array)
+        assert code == 140, log
+        found = srun.noted("srun.args")
+        device = ["--device", "cpu" if script == "train_cpu" else "cuda", "--world-size", "8"]
+        assert found[found.index("demo") + 1 :] == [words[0], *device, *words[1:]]
+        assert not srun.noted("requeued") and "back to the queue" not in log
+        assert "MAX_REQUEUES=0" in srun.noted("srun.env")
+    srun.run("train_cpu", "train", "--epochs=3", **array)
+    assert srun.noted("srun.args")[-2:] == ["--seed=7", "--epochs=3"]
+
+
 def test_the_log_begins_with_the_facts(srun: Submission) -> None:
     _, log = srun.run("train_multi_node", LOADEDMODULES="cuda/12.4", SLURM_RESTART_COUNT="2")
     facts = dict(line.split(maxsplit=1) for line in log.replace("world size", "world").splitlines())

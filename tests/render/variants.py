@@ -22,7 +22,8 @@ TOOLS = {
     "doctor": [f"doctor/{name}" for name in DOCTOR],
     "check_comm": [f"check_comm/{name}" for name in CHECK_COMM],
     "plot": ["plot/__init__", "plot/curves"],
-    "predict": ["predict"],
+    "evaluate": ["evaluate", "trained_network"],
+    "predict": ["predict", "trained_network"],
     "export": ["export"],
 }
 
@@ -72,7 +73,13 @@ SAMPLES: dict[str, list[Any]] = {
     "monitoring_servers": [[], ["tensorboard"]],
     "sweep": ["none", "optuna", "wandb"],
     "example": ["digits", "images", "text", "table"],
-    "tools": [list(TOOLS), [], ["doctor"], ["check_comm", "plot"], ["predict", "export"]],
+    "tools": [
+        list(TOOLS),
+        [],
+        ["doctor"],
+        ["check_comm", "plot", "evaluate"],
+        ["predict", "export"],
+    ],
     "ci": ["none", "github", "gitlab"],
 }
 

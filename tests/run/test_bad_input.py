@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_is_not_used(project: Path, launch: Launch, tmp_pat
     middle = len(content) // 2
     content[middle : middle + 64] = bytes(each ^ 0xFF for each in content[middle : middle + 64])
     path.write_bytes(content)
-    commands = [["demo", "predict", str(run)], ["demo", "export", str(run)]]
+    commands = [["demo", name, str(run)] for name in ("evaluate", "predict", "export")]
     commands.append(["demo", "train", f"--run-dir={tmp_path}/other", *QUICK, f"--init-from={run}"])
     for number, command in enumerate(commands):
         job = spawn(project, tmp_path / str(number), [command], [{}]).wait()

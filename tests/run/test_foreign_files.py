@@ -452,7 +452,9 @@ def test_the_weights_of_another_program_may_be_a_link(run: Path, beside: Path) -
     assert initialize(beside / "weights.pt").weight.sum() == 2
 
 
-@pytest.mark.parametrize("words", [["sync", "--trackers=tensorboard"], ["predict"], ["export"]])
+@pytest.mark.parametrize(
+    "words", [["sync", "--trackers=tensorboard"], ["evaluate"], ["predict"], ["export"]], ids=str
+)
 def test_a_command_refuses_it_in_one_line(
     project: Path, run: Path, beside: Path, words: list[str]
 ) -> None:

@@ -298,6 +298,15 @@ class Ignoring(Regression):
         return {}
 
 
+class Parts(Regression):
+    """It records whether this rank has only a part of the network."""
+
+    def measure(self, network, batch):
+        parts = hasattr(next(network.parameters()), "full_tensor")
+        record("parts", float(parts), how="max")
+        return super().measure(network, batch)
+
+
 class Different(Regression):
     """Ranks measure what the others do not."""
 
@@ -317,8 +326,12 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def learners(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with small data and learners of several kinds; KIND chooses one."""
-    folder = render_project(tmp_path_factory.mktemp("learners") / "demo", launcher="torchrun")
+    return make_learners(tmp_path_factory.mktemp("learners") / "demo")
+
+
+def make_learners(folder: Path) -> Path:
+    """Render a project with small data and learners of several kinds; KIND chooses one."""
+    render_project(folder, launcher="torchrun")
     (folder / "configs" / "train.yaml").unlink()  # of the digits' settings
     for name, text in (("settings", SETTINGS), ("data", DATA), ("model", MODEL)):
         (folder / "src" / "demo" / f"{name}.py").write_text(text)

@@ -186,6 +186,22 @@ def test_a_killed_rank_ends_the_job_at_the_cap(projects: dict[str, Project]) -> 
     assert not job.ranks()
 
 
+@both_launchers
+def test_an_evaluation_that_is_stopped_is_not_requeued(
+    projects: dict[str, Project], launcher: str
+) -> None:
+    project, script = projects[launcher], "slurm/train_cpu.sbatch"
+    trained = project.sbatch(script, "--dataset=synthetic", "--max-steps=2")
+    assert trained.summary["global_step"] == 2
+    words = (str(trained.run_dir), "--split", "train", "--batch-size=1")
+    job = project.sbatch(script, "evaluate", *words)
+    wait_for(lambda: len(job.ranks()) == 2 or job.state in ENDED, lambda: job.log)
+    project.cluster.run("scancel", "--signal=USR2", job.id)
+    assert (job.wait().state, job.restarts) == ("FAILED", 0), job.log
+    assert job.facts["ExitCode"] == "140:0" and "Traceback" not in job.log
+    assert not list(trained.run_dir.glob("evaluation-*"))
+
+
 def test_without_requeue_a_stopped_job_ends(make_project: MakeProject) -> None:
     project = make_project(requeue=False)
     killed = submit(project).wait_for_step(5)

@@ -46,6 +46,27 @@ def test_every_launch_mode_trains(
     assert provenance["slurm"]["SLURM_JOB_ID"] == job.id
 
 
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_evaluates(projects: dict[str, Project], launcher: str) -> None:
+    project, script = projects[launcher], "slurm/train_cpu.sbatch"
+    trained = project.sbatch(script, *QUICK)
+    summary = trained.summary
+    words = (str(trained.run_dir.relative_to(project.root)), "--checkpoint=latest")
+    job = project.sbatch("--array=4", script, "evaluate", *words)
+    task = Job(project, f"{job.id}_4").wait()
+    assert task.state == "COMPLETED", task.log
+    found = json.loads((trained.run_dir / "evaluation-test.json").read_text())
+    assert found["world_size"] == summary["world_size"] == 2
+    for name in ("loss", "accuracy"):
+        assert found["metrics"][f"test/{name}"] == summary[f"test_{name}"]
+    assert not list(project.root.glob(f"runs/*/{job.id}*"))
+
+    failed = project.sbatch(script, "evalute", *words).wait()
+    assert (failed.state, failed.restarts) == ("FAILED", 0)
+    errors = [line for line in failed.log.splitlines() if "error: unknown command" in line]
+    assert len(errors) == 1 and "did you mean 'evaluate'?" in errors[0], failed.log
+
+
 @pytest.mark.parametrize(("launcher", "cpus_per_task"), [("srun", 2), ("torchrun", 4)])
 def test_loading_workers_for_the_cpus_of_a_rank(
     projects: dict[str, Project], launcher: str, cpus_per_task: int

@@ -54,6 +54,7 @@ def download(argv: Sequence[str]) -> int:
 COMMANDS = {
     "train": "train the model; on one process, or on every rank that torchrun or srun started",
     "download": "fetch the dataset and verify it; run this where there is internet",
+    "evaluate": "measure a trained network on a dataset, as the training does",
     "predict": "write what a trained network makes of a dataset",
     "export": "write a trained network as a graph, for programs without this project's code",
     "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
@@ -113,7 +114,8 @@ def main() -> None:
         return
     near = difflib.get_close_matches(name, available, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    sys.exit(f"{usage}\n\nerror: unknown command '{name}'{hint}" if name else usage)
+    error = f"error: unknown command '{name}'{hint or '; --help lists them'}" if name else usage
+    sys.exit(error if errors.is_rank_0() else 1)
 
 
 def _run(name: str, argv: Sequence[str]) -> NoReturn:

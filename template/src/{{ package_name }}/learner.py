@@ -192,7 +192,8 @@ class Learner:
             device: for the networks.
         """
         path = checkpoint_files.find(Path(source), which)
-        return inference.load(cls, settings or Settings, path).to(device)
+        whole = {"strategy": "ddp"}
+        return inference.load(cls, settings or Settings, path, whole).to(device)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return the arguments of the network's forward: the first part of a pair, or the batch."""

@@ -162,11 +162,16 @@ requeue() {
 resubmit="submit again with --run-dir and the run's folder, and the same flags"
 
 # run_resumable COMMAND...: runs what Slurm may stop, and returns its exit code, which ends the job
-# unless it is 0. 75: a signal stopped it, after a checkpoint.
+# unless it is 0. 75: a signal stopped it, after a checkpoint. `command` is the project's, train if unset.
 # Above 128: a signal killed a rank, as when memory runs out. In both cases the job goes back to the
 # queue, and on from its newest checkpoint when it starts again.
 run_resumable() {
     local status=0
+    if [[ ${command:-train} != train ]]; then # it saves no checkpoint
+        export MAX_REQUEUES=0 # for slurm/task_epilog.sh
+        "$@"
+        return
+    fi
     [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
     # A rank that fails makes this file. Those that wait for it are stopped then, and srun's exit code
     # tells of them alone.

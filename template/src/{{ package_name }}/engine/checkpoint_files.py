@@ -262,11 +262,38 @@ def find_start(resume: str, run_dir: Path) -> Path | None:
 
 
 def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> dict[str, Any]:
-    """Return the state in a checkpoint and its shards; or in the state_dict of a network.
+    """Return the state in a checkpoint and its shards, as `read` and `complete` describe it."""
+    return complete(read(path), path, like)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the state in a checkpoint's file, without its shards; or in that of a state_dict.
+
+    The file can't run code. Raises UsageError if it is no checkpoint, or can't be read.
+    """
+    with errors_explained(path):
+        with open_regular(path) as file:  # torch would replace an OSError by an error of its own
+            check_archive(file)
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        if count(state) > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES} values")
+    if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
+        state = {**{part: {} for part in PARTS}, "networks": {"network": state}}
+    if not isinstance(state, dict) or not all(isinstance(state.get(x), dict) for x in PARTS):
+        raise UsageError(
+            f"{path} is not a checkpoint of this version of the project, nor the state_dict of a "
+            "network: choose another file, or start a new run"
+        )
+    return state
+
+
+def complete(
+    state: dict[str, Any], path: Path, like: Callable[..., Tensor | None]
+) -> dict[str, Any]:
+    """Return a state that `read` returned, or some of it, with its tensors in the shards.
 
     `like` returns for a key path a tensor whose layout over the ranks the tensor there gets; None
-    is for a whole one, on the CPU. The file can't run code. Raises UsageError if it is no
-    checkpoint, or can't be read.
+    is for a whole one, on the CPU. Raises UsageError if the shards can't be read.
     """
     layouts: dict[str, Tensor | None] = {}
 
@@ -276,22 +303,10 @@ def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> di
         return distribute_like(leaf, like(*key_path)) if isinstance(leaf, Tensor) else leaf
 
     with errors_explained(path):
-        with open_regular(path) as file:  # torch would replace an OSError by an error of its own
-            check_archive(file)
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        if count(state) > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES} values")
         state = each_leaf(place, state)
         if layouts:
             from . import shards
 
             parts = shards.read(path.with_suffix(".shards"), layouts)
             state = each_leaf(lambda keys, leaf: parts.get(part_name(keys), leaf), state)
-    if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
-        state = {**{part: {} for part in PARTS}, "networks": {"network": state}}
-    if not isinstance(state, dict) or not all(isinstance(state.get(x), dict) for x in PARTS):
-        raise UsageError(
-            f"{path} is not a checkpoint of this version of the project, nor the state_dict of a "
-            "network: choose another file, or start a new run"
-        )
     return state

@@ -53,16 +53,21 @@ def check_datasets(
 
     `samples` is the length of the training set, None if it is not known.
     """
-    sets = {"validation": len(datasets.validation), "test": len(datasets.test)}
-    for name, length in {"training": samples, **sets}.items():
-        others = [each for each in world.gather(length) if each != length]
-        if others:
-            raise UsageError(
-                f"the {name} set has {length} samples on rank {world.rank}, but {others[0]} on "
-                "another: data.py must return the whole set on every rank, and engine/data "
-                "distributes it"
-            )
-        if length == 0:
-            raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")
+    check_length("training", samples, world)
+    check_length("validation", len(datasets.validation), world)
+    check_length("test", len(datasets.test), world)
     if samples is None and not settings.max_steps:
         raise UsageError("the training set does not say its length: set --max-steps")
+
+
+def check_length(name: str, length: int | None, world: World) -> None:
+    """Raise UsageError if a dataset is empty, or has another length on another rank."""
+    others = [each for each in world.gather(length) if each != length]
+    if others:
+        raise UsageError(
+            f"the {name} set has {length} samples on rank {world.rank}, but {others[0]} on "
+            "another: data.py must return the whole set on every rank, and engine/data "
+            "distributes it"
+        )
+    if length == 0:
+        raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")

@@ -15,6 +15,7 @@ from .config import Settings
 from .data.batches import evaluation_batches
 from .data.seeds import derive, seed_generators
 from .errors import UsageError
+from .inference import Trained
 from .nested import to_cpu, to_device
 from .networks import Networks
 from .ranks.device import autocast, sum_dtype
@@ -36,12 +37,13 @@ class Evaluator:
 
     Args:
         learner: the `Learner` of learner.py, which this module must not import.
+        networks: those of a training, or those of a checkpoint.
     """
 
     def __init__(
         self,
         learner: Any,  # noqa: ANN401
-        networks: Networks,
+        networks: Networks | Trained,
         settings: Settings,
         world: World,
     ) -> None:
@@ -68,7 +70,7 @@ class Evaluator:
 
         Args:
             dataset: each of its samples counts once, on one rank.
-            split: "validation" or "test".
+            split: "validation", "test" or "train", with which the metrics' names begin.
             step: steps taken so far; it seeds the random numbers of the evaluation.
         """
         found = self._evaluate(dataset, split, step, None)

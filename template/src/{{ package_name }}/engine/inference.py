@@ -1,12 +1,13 @@
 """A trained network, ready to predict. Use it through `Model.load(RUN_DIR)` (learner.py)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from . import checkpoint_files, nested
@@ -15,6 +16,8 @@ from .data.batches import evaluation_batches
 from .errors import UsageError
 from .ranks.device import autocast
 from .ranks.environment import bound_cpus
+from .ranks.strategy import place
+from .ranks.world import World
 
 Own = TypeVar("Own", bound=Settings)
 
@@ -36,10 +39,18 @@ class Trained:
 
     def to(self, device: torch.device | str) -> "Trained":
         """Move the networks to a device, on which they then predict."""
-        several = isinstance(self.networks, dict)
-        nn.ModuleList(self.networks.values() if several else [self.networks]).to(device)
+        nn.ModuleList(self.evaluated.values()).to(device)
         self.device = torch.device(device)
         return self
+
+    @property
+    def evaluated(self) -> dict[str, nn.Module]:
+        """The networks by name, as an `Evaluator` takes them; a single one is `network`."""
+        return self.networks if isinstance(self.networks, dict) else {"network": self.networks}
+
+    def view(self, _modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
+        """Return the networks as the learner knows them."""
+        return self.networks
 
     @torch.no_grad()
     def predict(self, batch: Any) -> Any:  # noqa: ANN401 - what the learner takes and returns
@@ -54,32 +65,56 @@ class Trained:
         return next(evaluation_batches(dataset, range(samples), samples, 0))
 
 
-def load(make_learner: Callable[[Own], Any], settings: Own | type[Own], path: Path) -> Trained:
+def load(
+    make_learner: Callable[[Own], Any],
+    settings: Own | type[Own],
+    path: Path,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    world: World | None = None,
+) -> Trained:
     """Return a learner with the networks of a checkpoint, or with their averages if it has some.
 
     The settings are for the learner. Instead of them, the class takes those of the checkpoint, and
-    changes them for this machine. Raises UsageError if the checkpoint does not fit model.py.
+    changes them for this machine and as `changes` says. With a world, the networks are on its
+    devices by the settings' strategy, else on the CPU. Raises UsageError if the checkpoint does not
+    fit model.py.
     """
-    state = checkpoint_files.load(path)
+    state = checkpoint_files.read(path)
     if isinstance(settings, type):
-        saved = settings.from_values(state["settings"], f"{path}: ")
-        here: dict[str, Any] = {"device": "auto", "backend": "auto", "strategy": "ddp"}
-        here["world_size"] = None
-        if saved.workers != "auto":
-            here["workers"] = min(saved.workers, bound_cpus())
-        settings = dataclasses.replace(saved, **here)
+        here = {"device": "auto", "backend": "auto", "world_size": None, **changes}
+        settings = settings.from_values({**state["settings"], **here}, f"{path}: ")
+        if settings.workers != "auto":
+            workers = min(settings.workers, bound_cpus())
+            settings = dataclasses.replace(settings, workers=workers)
     learner = make_learner(settings)
-    built = learner.build()
-    modules = {"network": built} if isinstance(built, nn.Module) else built
-    states = state["averages"] or state["networks"]
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(settings.seed)  # as before a training
+        built = learner.build()
+    trained = Trained(learner, built, settings, 0, path, torch.device("cpu"))
+    if world:
+        trained.device = world.device
+        for module in trained.evaluated.values():
+            place(module, learner.fsdp_units, settings, world)
+    _fill(trained, state)
+    return trained
+
+
+def _fill(trained: Trained, state: dict[str, Any]) -> None:
+    """Load the state of a checkpoint's file into its networks, and what is in its shards."""
+    tensors = {name: module.state_dict() for name, module in trained.evaluated.items()}
+
+    def like(_part: str, name: str, *keys: Any) -> Tensor | None:  # noqa: ANN401
+        return tensors.get(name, {}).get(keys[0]) if len(keys) == 1 else None
+
+    part = "averages" if state["averages"] else "networks"
+    states = checkpoint_files.complete({part: state[part]}, trained.path, like)[part]
     try:
-        for name, module in modules.items():
+        for name, module in trained.evaluated.items():
             module.load_state_dict(states[name])
             module.eval()
-        step, cpu = state["position"]["step"], torch.device("cpu")
-        return Trained(learner, built, settings, step, path, cpu)
+        trained.step = state["position"]["step"]
     except (KeyError, RuntimeError) as error:
         raise UsageError(
-            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the model "
-            "that it was saved from"
+            f"{trained.path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the "
+            "model that it was saved from"
         ) from None

@@ -4,14 +4,10 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Literal
 
-import tyro
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from .. import data
 from ..engine import nested
 from ..engine.config import read_flags
 from ..engine.data.batches import evaluation_batches
@@ -19,36 +15,18 @@ from ..engine.data.seeds import derive, seed_generators
 from ..engine.errors import UsageError
 from ..engine.filesystem import write_atomically
 from ..engine.inference import Trained
-from ..engine.ranks.process_group import joined
 from ..engine.ranks.world import World
-from ..engine.run.logging_setup import set_up_logging
-from ..learner import model_class
-from . import program
+from . import program, trained_network
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
+class Flags(trained_network.Flags):
     """Predict with a trained network, and write a line of JSON for each sample, in their order.
 
-    With torchrun or srun, all ranks take part.
+    They go to predictions-SPLIT.jsonl. With torchrun or srun, all ranks take part.
     """
-
-    run: tyro.conf.Positional[Path]
-    """run folder, or one of its checkpoints"""
-    split: Literal["train", "validation", "test"] = "test"
-    """which dataset of data.py"""
-    checkpoint: Literal["best", "latest"] = "best"
-    """which checkpoint of the run folder"""
-    output: Path | None = None
-    """file to write; else predictions-SPLIT.jsonl in the run folder or beside the checkpoint"""
-    data_dir: str | None = None
-    """folder of the dataset's files; else that of the run"""
-    batch_size: int | None = None
-    """samples of a batch on each rank; else the run's test_batch_size"""
-    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
-    """as for train"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,21 +37,10 @@ def main(argv: Sequence[str]) -> int:
             the file can't be written.
     """
     flags = read_flags(Flags, argv, program("predict"))
-    if flags.batch_size is not None and flags.batch_size < 1:
-        raise UsageError(f"--batch-size is {flags.batch_size}: it must be 1 or more")
-    trained = model_class().load(flags.run, which=flags.checkpoint)
-    data_dir = flags.data_dir or trained.settings.data_dir
-    settings = dataclasses.replace(trained.settings, device=flags.device, data_dir=data_dir)
-    path = trained.path
-    folder = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    output = flags.output or folder / f"predictions-{flags.split}.jsonl"
-    with joined(settings) as world:
-        set_up_logging(world, all_ranks=False)
-        trained.to(world.device)
-        dataset = getattr(data.load(settings), flags.split)
-        if isinstance(dataset, IterableDataset):
-            raise UsageError(f"the {flags.split} set is a stream: predict takes sets with an index")
-        lines = predictions(trained, dataset, flags.batch_size or settings.test_batch_size, world)
+    whole = {"strategy": "ddp"}  # the last batch may be one of rank 0 alone
+    with trained_network.opened(flags, whole) as (trained, dataset, folder, world):
+        output = flags.output or folder / f"predictions-{flags.split}.jsonl"
+        lines = predictions(trained, dataset, trained.settings.test_batch_size, world)
         try:
             if world.is_main:
                 write_atomically(output, lambda file: file.writelines(lines))

@@ -14,13 +14,12 @@ import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError
-from ..engine.filesystem import read_lines, read_object, write_atomically
-from ..engine.run.description import describe_run
+from ..engine.filesystem import read_object, write_atomically
 from ..engine.run.run_lock import owner_of
-from ..engine.run.status import KINDS, Status
+from ..engine.run.status import KINDS
 from ..settings import Settings
 from ..trackers import load, select
-from ..trackers.dispatch import Trackers, known_ids
+from ..trackers.dispatch import known_ids, send
 from . import program
 from .runs import find_runs
 
@@ -69,19 +68,13 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
         OSError, ValueError, UsageError: a file of the run can't be read, or the files that a
             tracker left there can't be sent.
     """
-    from ..engine.run.logging_setup import read_log
-
     if owner_of(directory):
         log.warning("%s trains right now, and sends by itself: sync it after its end", directory)
         return []
     settings = dataclasses.replace(
         Settings.from_yaml(directory / "config.yaml"), run_dir=str(directory.absolute())
     )
-    # The files are read before a tracker starts.
-    state = read_object(directory / "status.json", KINDS)
-    facts = read_object(directory / "provenance.json", {})
-    lines, ids = read_lines(directory / "metrics.jsonl"), known_ids(directory)
-    text = read_log(directory)
+    state, ids = read_object(directory / "status.json", KINDS), known_ids(directory)
     status, missed = state.get("status", "running"), state.get("missed_by", [])
     if status == "running":
         log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
@@ -94,12 +87,7 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
             log.info("%s: %s has it all", directory, name)
         else:
             chosen.append(name)
-    last = lines[-1]["step"] if lines else 0
-    trackers = Trackers(chosen, describe_run(settings, facts, last), lines)
-    trackers.call("log_text", "log", text, last)
-    # A run that still has the status running was killed.
-    ending: Status = "failed" if status == "running" else status
-    failed = trackers.finish(ending, state.get("error"), seconds=10**6)
+    failed = send(chosen, settings, state)
     sent += [name for name in chosen if name not in failed]
     if any(name in missed for name in sent):
         state["missed_by"] = [name for name in missed if name not in sent]

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..engine.config import Settings
 from ..engine.errors import without_secrets
-from ..engine.filesystem import read_object, write_atomically
+from ..engine.filesystem import read_lines, read_object, write_atomically
 from ..engine.ranks.signals import StopRequest
+from ..engine.run.description import describe_run
 from ..engine.run.status import Status
 from . import Run, load
 
@@ -69,6 +71,35 @@ class Trackers:
             if thread.is_alive():
                 thread.switch_off(f"has not come to an end within {seconds} seconds")
         return [thread.name for thread in self.threads if thread.off]
+
+
+def send(
+    names: Sequence[str],
+    settings: Settings,
+    state: Mapping[str, Any],
+    further: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Send trackers what they lack of a run that does not train now; return those that failed.
+
+    `state` is what its status.json holds, and `further` a line like those of its metrics.jsonl.
+    Raises OSError or ValueError if a file of the run can't be read.
+    """
+    from ..engine.run.logging_setup import read_log
+
+    # The files are read before a tracker starts.
+    folder = Path(str(settings.run_dir))
+    facts = read_object(folder / "provenance.json", {})
+    lines, text = read_lines(folder / "metrics.jsonl"), read_log(folder)
+    if further:
+        had = {name for line in lines if line["step"] == further["step"] for name in line}
+        lines.append({k: further[k] for k in further if k in ("step", "time") or k not in had})
+    last = max((line["step"] for line in lines), default=0)
+    trackers = Trackers(names, describe_run(settings, facts, last), lines)
+    trackers.call("log_text", "log", text, last)
+    # A run that still has the status running was killed.
+    status = state.get("status", "running")
+    ending: Status = "failed" if status == "running" else status
+    return trackers.finish(ending, state.get("error"), seconds=10**6)
 
 
 def left_behind() -> bool:

@@ -42,9 +42,7 @@ def joined(settings: Settings) -> Iterator[World]:
         # The batch scripts set it. Without it, each rank would use all cores of the node.
         torch.set_num_threads(ranks.cpus(os.environ))
     if settings.deterministic:
-        # As in PyTorch's notes on reproducibility; cuBLAS reads the variable when it starts.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        be_deterministic()
     device = choose_device(settings.device, ranks)
     with lost_ranks_explained(ranks.rank):
         if ranks.size > 1:
@@ -54,6 +52,12 @@ def joined(settings: Settings) -> Iterator[World]:
             world = replace(World.alone(), **vars(ranks), device=device)
         yield world
         world.leave()
+
+
+def be_deterministic() -> None:
+    """Let all operations be deterministic, as PyTorch's notes on reproducibility describe it."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    torch.use_deterministic_algorithms(True)
 
 
 def _meet(ranks: Ranks, device: torch.device, backend: str, timeout: timedelta) -> World:

@@ -22,19 +22,9 @@ Units = Callable[[nn.Module], Iterable[nn.Module]]
 def distribute(network: nn.Module, units: Units, settings: Settings, world: World) -> nn.Module:
     """Put a network on this rank's device, distribute it, and return the module to train with.
 
-    Evaluation and checkpoints use the network itself. FSDP turns its parameters into DTensors, so
-    the optimizer must be built after this. A single rank keeps the whole network.
-
-    Args:
-        network: on the CPU.
-        units: returns the parts of a network that FSDP gathers one at a time.
-
-    Raises:
-        UsageError: FSDP can't shard the network.
+    Evaluation and checkpoints use the network itself, which `place` puts there.
     """
-    if settings.strategy == "fsdp" and world.size > 1:
-        _shard(network, units, settings, world)
-    network.to(world.device)
+    place(network, units, settings, world)
     trained = any(parameter.requires_grad for parameter in network.parameters())
     called: Any = torch.compile(network) if settings.compile and trained else network
     if settings.strategy != "ddp" or world.size == 1 or not trained:
@@ -50,6 +40,23 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
     replica.zero_grad()
     first.warming_up = False
     return replica
+
+
+def place(network: nn.Module, units: Units, settings: Settings, world: World) -> None:
+    """Put a network on this rank's device; with FSDP and several ranks, only this rank's part.
+
+    FSDP turns its parameters into DTensors, so the optimizer must be built after this.
+
+    Args:
+        network: on the CPU.
+        units: returns the parts of a network that FSDP gathers one at a time.
+
+    Raises:
+        UsageError: FSDP can't shard the network.
+    """
+    if settings.strategy == "fsdp" and world.size > 1:
+        _shard(network, units, settings, world)
+    network.to(world.device)
 
 
 class _WithFirstPass(nn.Module):

@@ -38,12 +38,12 @@ class Recorder:
     """What a rank has recorded since the last reading.
 
     Attributes:
-        split: "train", or the name of the evaluation that is running.
+        split: the name of the evaluation that is running, "" in training.
     """
 
     def __init__(self) -> None:
         self.values: Values = {}
-        self.split = "train"
+        self.split = ""
 
     def record(
         self, name: str, value: float | Tensor, how: How = "mean", weight: float = 1.0
@@ -61,13 +61,13 @@ class Recorder:
             ValueError: the name is taken or not valid, the value is not one real number, or the
                 weight is negative or not finite.
         """
-        if self.split != "train":
+        if self.split:
             name = f"{self.split}/{name.removeprefix('train/')}"
         elif "/" not in name:
             name = f"train/{name}"
         if not NAME.fullmatch(name):
             raise ValueError(f"can't record '{name}': use letters, digits and ' _-.:/' in the name")
-        if self.split == "train" and TAKEN.fullmatch(name):
+        if not self.split and TAKEN.fullmatch(name):
             raise ValueError(f"can't record '{name}': the loop or an evaluation logs it; rename it")
         if how not in get_args(How) or self.values.get(name, (how,))[0] != how:
             raise ValueError(

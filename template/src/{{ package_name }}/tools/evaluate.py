@@ -1,0 +1,99 @@
+"""Evaluates a trained network on a dataset: `python -m <package> evaluate RUN_DIR`."""
+
+import dataclasses
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..engine.config import read_flags
+from ..engine.errors import UsageError, say
+from ..engine.evaluate import Evaluation, Evaluator
+from ..engine.filesystem import read_object, write_atomically
+from ..engine.run.run_lock import owner_of
+from ..engine.run.status import KINDS
+from ..settings import Settings
+from ..trackers import select
+from ..trackers.dispatch import send
+from . import program, trained_network
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags(trained_network.Flags):
+    """Evaluate a trained network as the training does, and write its metrics as JSON.
+
+    They go to evaluation-SPLIT.json. With torchrun or srun, all ranks take part. On as many ranks
+    as the training had, they are equal to the last digit.
+    """
+
+    trackers: tuple[str, ...] = ()
+    """trackers that get the metrics too, at the checkpoint's step; a number that the run has there
+    is not logged again"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the metrics; return 0, or 1 if a tracker failed.
+
+    Raises:
+        UsageError: there is no checkpoint, it does not fit model.py, the dataset is a stream, the
+            file can't be written, or the run can't be continued in a tracker.
+    """
+    flags = read_flags(Flags, argv, program("evaluate"))
+    names, failed = select(flags.trackers), []
+    with trained_network.opened(flags, {}) as (trained, dataset, folder, world):
+        if names:
+            world.on_main(lambda: continued(folder, []))
+        evaluator = Evaluator(trained.learner, trained, trained.settings, world)
+        found = evaluator.evaluate(dataset, flags.split, trained.step)
+        facts = {
+            "step": trained.step,
+            "checkpoint": str(trained.path),
+            "split": flags.split,
+            "world_size": world.size,
+        }
+        output = flags.output or folder / f"evaluation-{flags.split}.json"
+        world.on_main(lambda: write(output, facts, found))
+        line = {"step": trained.step, "time": time.time(), **found.metrics}
+        if names and world.is_main:
+            failed = continued(folder, names, line)
+    return int(bool(failed))
+
+
+def write(output: Path, facts: Mapping[str, Any], found: Evaluation) -> None:
+    """Write and print the metrics; raise UsageError if the file can't be written."""
+    # JSON has neither nan nor infinity.
+    metrics = {k: value if math.isfinite(value) else None for k, value in found.metrics.items()}
+    sums = {name: total.item() for name, total in found.sums.items() if total.numel() == 1}
+    try:
+        text = json.dumps({**facts, "metrics": metrics, "sums": sums}, indent=2)
+        write_atomically(output, text + "\n")
+    except OSError as error:
+        raise UsageError(f"can't write {output}: {error.strerror}; change --output") from None
+    for name, value in found.metrics.items():
+        say(f"{name:24} {value:.6g}")
+    log.info("the metrics of step %d are in %s", facts["step"], output)
+
+
+def continued(folder: Path, names: Sequence[str], line: dict[str, Any] | None = None) -> list[str]:
+    """Continue a run in trackers with a line of metrics; return the trackers that failed.
+
+    Raises:
+        UsageError: the run still trains, or the folder is not that of a run.
+    """
+    if owner_of(folder):
+        raise UsageError(f"{folder} trains right now: leave --trackers out, or wait for its end")
+    try:
+        settings = Settings.from_yaml(folder / "config.yaml")
+        settings = dataclasses.replace(settings, run_dir=str(folder.absolute()))
+        return send(names, settings, read_object(folder / "status.json", KINDS), line)
+    except (OSError, ValueError, UsageError) as error:
+        reason = f"{getattr(error, 'filename', None) or ''} {error}".strip()
+        raise UsageError(
+            f"--trackers needs the files of a run in {folder} ({reason}): leave it out, or name a "
+            "run folder"
+        ) from None

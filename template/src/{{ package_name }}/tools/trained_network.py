@@ -1,0 +1,76 @@
+"""What `predict` and `evaluate` share: flags, the ranks, the trained network and its dataset."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from torch.utils.data import IterableDataset
+
+from .. import data
+from ..engine import checkpoint_files, inference
+from ..engine.checks import check_length
+from ..engine.errors import UsageError
+from ..engine.ranks.process_group import be_deterministic, joined
+from ..engine.ranks.world import World
+from ..engine.run.logging_setup import set_up_logging
+from ..learner import model_class
+from ..settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """The flags of both commands."""
+
+    run: tyro.conf.Positional[Path]
+    """run folder, or one of its checkpoints"""
+    split: Literal["train", "validation", "test"] = "test"
+    """which dataset of data.py"""
+    checkpoint: Literal["best", "latest"] = "best"
+    """which checkpoint of the run folder"""
+    output: Path | None = None
+    """file to write; else one named after SPLIT in the run folder or beside the checkpoint"""
+    data_dir: str | None = None
+    """folder of the dataset's files; else that of the run"""
+    batch_size: int | None = None
+    """samples of a batch on each rank; else the run's test_batch_size"""
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
+    """as for train"""
+    world_size: int | None = None
+    """number of ranks expected; any other is an error"""
+
+
+@contextmanager
+def opened(
+    flags: Flags, changes: dict[str, Any]
+) -> Iterator[tuple[inference.Trained, Any, Path, World]]:
+    """Join the other ranks; yield the network, the dataset, the folder for results, the ranks.
+
+    Args:
+        changes: values for some of the run's settings.
+
+    Raises:
+        UsageError: a flag is wrong, there is no checkpoint, it does not fit model.py, or the
+            dataset is a stream or has no samples.
+    """
+    if flags.batch_size is not None and flags.batch_size < 1:
+        raise UsageError(f"--batch-size is {flags.batch_size}: it must be 1 or more")
+    given = {"data_dir": flags.data_dir, "test_batch_size": flags.batch_size}
+    changes |= {name: value for name, value in given.items() if value is not None}
+    with joined(Settings(device=flags.device, world_size=flags.world_size)) as world:
+        set_up_logging(world, all_ranks=False)
+        # Rank 0 alone looks for it: a run that still trains may save another one meanwhile.
+        path = world.on_main(lambda: checkpoint_files.find(flags.run, flags.checkpoint))
+        trained = inference.load(model_class(), Settings, path, changes, world)
+        if trained.settings.deterministic:
+            be_deterministic()
+        dataset = getattr(data.load(trained.settings), flags.split)
+        if isinstance(dataset, IterableDataset):
+            raise UsageError(
+                f"the {flags.split} set is a stream, which has no index: choose another --split"
+            )
+        check_length(flags.split, len(dataset), world)
+        in_run = path.parent.name == "checkpoints"
+        yield trained, dataset, path.parent.parent if in_run else path.parent, world
