@@ -270,6 +270,11 @@ class Rowless(Regression):
         return super().predict(network, batch).mean()
 
 
+class Silent(Regression):
+    def predict(self, network, batch):
+        super().predict(network, batch)
+
+
 class Undescribed(Regression):
     def describe(self, prediction):
         return {prediction}
@@ -446,6 +451,7 @@ def predict(project: Path, job: Job, folder: Path, ranks: int) -> list[float]:
     ("kind", "message"),
     [
         ("Rowless", "predict in model.py returned no row for each of"),
+        ("Silent", "predict in model.py returned no row for each of"),
         ("Undescribed", "describe in model.py returned what JSON can't hold ("),
     ],
 )
@@ -697,7 +703,7 @@ import json
 import sys
 
 import torch
-from demo import model, train
+from demo import data, model, train
 from demo.settings import Settings
 from demo.engine.errors import UsageError
 from demo.engine.ranks.signals import StopRequest
@@ -755,9 +761,16 @@ WRONG = {
     "a mistake in inputs": of(inputs=lambda *_: {}["inputs"], predict=lambda *_: None),
     "a mistake in predict": of(predict=lambda *_: {}["predict"]),
 }
-found = {}
-for what, learner in WRONG.items():
-    model.Model = learner
+# What `load` of data.py returns.
+LOADED = {
+    "nothing loaded": None,
+    "three sets": (data.Rows(96, 1), data.Rows(31, 2), data.Rows(31, 3)),
+    "nothing collated": data.load(None),
+}
+good, collate, nothing, found = data.load(None), data.Rows.collate, lambda *_: None, {}
+for what, learner in (WRONG | dict.fromkeys(LOADED, of(batch_weight=Learner.batch_weight))).items():
+    model.Model, data.load = learner, lambda _, what=what: LOADED.get(what, good)
+    data.Rows.collate = nothing if what == "nothing collated" else collate
     flags = [*sys.argv[2:], f"--run-dir={folder}/{what.replace(' ', '-')}"]
     for more in ([], ["--dry-run"]):
         try:
@@ -792,6 +805,9 @@ SAID = {
     "no optimizers": "Model in model.py has no method 'optimizers': learner.py describes it",
     "no method loss": "Model in model.py has no method 'loss': learner.py describes it",
     "no learner": "model.py has no 'class Model(Learner)', whose methods say what is trained",
+    "nothing loaded": "load in data.py returned NoneType without 'train': return Datasets(",
+    "three sets": "load in data.py returned tuple without 'train': return Datasets(",
+    "nothing collated": "collate in data.py returned None: return a batch of tensors",
     "a mistake in inputs": "inputs",
     "a mistake in predict": "predict",
 }

@@ -10,7 +10,7 @@ import torch
 
 from . import data
 from .engine.checkpoint import Checkpointing
-from .engine.checks import check_datasets, check_same_settings
+from .engine.checks import check_datasets, check_loaded, check_same_settings
 from .engine.data.seeds import derive, seed_generators
 from .engine.data.steps import Loaded, StepLoader
 from .engine.errors import UsageError
@@ -63,7 +63,7 @@ class Trainer:
         self, learner: Learner, settings: Settings, world: World, request: StopRequest
     ) -> None:
         self.learner, self.settings, self.world, self.request = learner, settings, world, request
-        self.datasets = data.load(settings)
+        self.datasets = check_loaded(data.load(settings))
         own_weight = type(learner).batch_weight is not Learner.batch_weight
         weigh = learner.batch_weight if own_weight else None
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)

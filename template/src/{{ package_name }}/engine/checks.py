@@ -32,6 +32,17 @@ def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` 
     return int(weight)
 
 
+def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
+    """Return what `load` returned; raise UsageError if it lacks one of the sets."""
+    for name in ("train", "validation", "test"):
+        if not hasattr(datasets, name):
+            raise UsageError(
+                f"load in data.py returned {type(datasets).__name__} without '{name}': return "
+                "Datasets(train=..., validation=..., test=...)"
+            )
+    return datasets
+
+
 def check_same_settings(settings: Settings, world: World) -> None:
     """Raise UsageError on a rank whose settings differ from those of rank 0."""
     mine = settings.as_dict()

@@ -1,11 +1,13 @@
 """Nested batches and predictions: tensors in tuples, lists and dictionaries."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .errors import UsageError
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:  # noqa: ANN401
@@ -34,13 +36,24 @@ def length(batch: Any) -> int:  # noqa: ANN401
     """Return the number of samples in a batch: the rows of its first tensor."""
     if isinstance(batch, Tensor):
         return len(batch)
+    if not isinstance(batch, Iterable):
+        raise UsageError(
+            f"collate in data.py returned {batch!s:.80}: return a batch of tensors in a tuple, "
+            "list or dictionary, or override batch_weight in model.py"
+        )
     parts = list(batch.values() if isinstance(batch, Mapping) else batch)
     nested = [part for part in parts if isinstance(part, Tensor | Mapping | tuple | list)]
     return length(nested[0]) if nested else len(parts)
 
 
 def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
-    """Yield the predictions of each sample: the same nesting, with one row of every tensor."""
+    """Yield the predictions of each sample: the same nesting, with one row of every tensor.
+
+    Raises:
+        IndexError: there are fewer rows, or the value is None.
+    """
+    if value is None:
+        raise IndexError("None has no rows")
     for number in range(samples):
         yield map_tensors(itemgetter(number), value)
 
