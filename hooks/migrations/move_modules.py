@@ -46,6 +46,11 @@ def main(answers_file: str, stage: str, table_file: str) -> int:
         except BaseException:
             _say(f"error: the merge stopped; {kept} has your files from before the update")
             raise
+        if (kept / "ignored").is_dir():
+            last = kept.with_name("copier-ignored-files")
+            shutil.rmtree(last, ignore_errors=True)
+            (kept / "ignored").rename(last)
+            _say(f"{last} has the files that git ignores, as they were: an undo leaves them out")
         shutil.rmtree(kept)
     return 0
 

@@ -241,10 +241,16 @@ def test_files_that_git_ignores_are_not_lost(template: Path, tmp_path: Path) -> 
     for name in ours.keys() - {"configs/train.yaml", "notes/core/all.md"}:
         assert f"\n{name}, which " in done.stderr
 
-    # The copies are all that there is, once an update was interrupted.
+    # An undo restores what git has; the copies are all that there is of the others.
+    folder = Path(git(project, "rev-parse", "--absolute-git-dir").strip())
+    copies = contents(folder / "copier-ignored-files")
+    assert {name: copies.get(name) for name in ours} == ours | {"notes/core/all.md": None}
+    assert f"{folder}/copier-ignored-files has the files that git ignores" in done.stderr
+
+    # So they are once an update was interrupted.
     git(project, "add", "--all")
     git(project, "reset", "--quiet", "--hard")
-    copies = Path(git(project, "rev-parse", "--absolute-git-dir").strip(), "copier-moved-files")
+    copies = folder / "copier-moved-files"
     (copies / "ignored").mkdir(parents=True)
     before = contents(project)
     done = copier(project, "update", "--defaults", "--trust")
