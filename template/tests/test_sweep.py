@@ -19,6 +19,6 @@ def test_a_sweep_trains_each_trial_in_a_folder_of_its_own(
     assert sweep.wait(timeout=5 * 60) == 0
     for name in ("trial-0000", "trial-0001"):
         summary = json.loads((tmp_path / "sweep" / name / "summary.json").read_text())
-        assert summary["best_step"] == 10
+        assert 0 < summary["best_step"] <= 10
     assert (tmp_path / "sweep" / "best.yaml").read_text().startswith("# The settings of trial-000")
     assert (tmp_path / "sweep" / "study.png").exists()
