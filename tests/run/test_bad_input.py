@@ -243,12 +243,23 @@ def test_a_checkpoint_with_values_of_other_types(launch: Launch, tmp_path: Path)
     launch(1, "--max-steps=1")
     path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
     state = torch.load(path, weights_only=True)
-    state["position"]["step"] = "5"
-    torch.save(state, path)
-    sign(path, path)
-    job = launch(1, *QUICK)
-    assert job.codes == [1] and "(TypeError: step is a str)" in job.log
-    assert "Traceback" not in job.log
+    for place, name, value, fault in (
+        ("position", "step", "5", "ValueError: step is '5'"),
+        ("position", "step", float("nan"), "ValueError: step is nan"),
+        ("position", "consumed", -64, "ValueError: consumed is -64"),
+        ("position", "best_score", float("nan"), "ValueError: best_score is nan"),
+        ("meter", "trained", ("a", 1, 1.0), "ValueError: invalid literal for int()"),
+        ("meter", "recorded", [{"train/x": ("sum", "a", 1)}], "ValueError: could not convert"),
+        ("", "line_count", "x", "TypeError: line_count is a str"),
+    ):
+        changed = (
+            {**state, place: {**state[place], name: value}} if place else state | {name: value}
+        )
+        torch.save(changed, path)
+        sign(path, path)
+        job = launch(1, *QUICK)
+        assert job.codes == [1] and f"({fault}" in job.log, job.log
+        assert "Traceback" not in job.log
 
 
 def test_a_damaged_checkpoint_is_not_used(project: Path, launch: Launch, tmp_path: Path) -> None:

@@ -208,6 +208,8 @@ class Checkpointing:
                 # The number of batches that each rank would have read by now.
                 self.position.epoch_steps = self.position.consumed // self.samples_per_step
             self.meter.load_state_dict(state["meter"], self.world)
+            if not isinstance(state["line_count"], int | None):
+                raise TypeError(f"line_count is a {type(state['line_count']).__name__}")
             self.line_count, self.resumed_from = state["line_count"], self.position.step
             log_resume(path, state, self.settings, self.world)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as caught:

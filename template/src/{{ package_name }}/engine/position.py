@@ -1,6 +1,7 @@
 """How far a training is: the counters that a checkpoint keeps besides tensors."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -78,10 +79,15 @@ class Position:
 
     @classmethod
     def from_state_dict(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position of a `state_dict`; raise TypeError if it is none."""
+        """Return the position of a `state_dict`; raise TypeError or ValueError if it is none."""
         for name, value in values.items():
-            if not isinstance(value, int | float | None):
-                raise TypeError(f"{name} is a {type(value).__name__}")
+            if name == "best_score":
+                right = value is None or (isinstance(value, int | float) and math.isfinite(value))
+            else:
+                lowest = -1 if name == "validated_step" else 0
+                right = isinstance(value, int) and lowest <= value < 2**63
+            if not right:
+                raise ValueError(f"{name} is {value!r}")
         return cls(**values)
 
 

@@ -90,7 +90,9 @@ class Meter:
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
         """Continue from the `state_dict` of an interrupted run."""
         RECORDER.load_state_dict(state["recorded"], world)
-        self.trained_samples, self.trained_weight, self.trained_seconds = state["trained"]
+        samples, weight, seconds = state["trained"]
+        self.trained_samples, self.trained_weight = int(samples), int(weight)
+        self.trained_seconds = float(seconds)
 
 
 class JsonLines:

@@ -115,7 +115,14 @@ class Recorder:
 
         Each rank takes what it had, so that the sums are the same to the last digit. On another
         number of ranks, rank 0 takes what all had.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it is no `state_dict`.
         """
+        state = [
+            {name: (how, float(v), float(weight)) for name, (how, v, weight) in each.items()}
+            for each in state
+        ]
         if len(state) == world.size:
             self.values = dict(state[world.rank])
         elif world.is_main:
