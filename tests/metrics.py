@@ -38,5 +38,5 @@ def reproducible(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def measured(name: str) -> bool:
     """Return whether a metric depends on the machine's speed."""
-    beginnings = ("time", "system/", "train/data_seconds")
+    beginnings = ("time", "system/", "train/data_seconds", "train/slowest_hook_seconds")
     return name.startswith(beginnings) or name.endswith("_per_second")
