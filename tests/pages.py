@@ -4,10 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from renderer import TEMPLATE
-
 BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The complete examples of docs/own-model.md, and flags for a small one.
+# The complete examples of docs/examples.md, and flags for a small one.
 EXAMPLES = {
     "A GAN": ("--width=16", "--max-steps=200"),
     "Fine-tuning with transformers": ("--width=8", "--max-steps=80"),
@@ -53,11 +51,28 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def section(page: Path, title: str) -> str:
+    """Return what a page has below a heading of the second level."""
+    _, part = page.read_text("utf-8").split(f"\n## {title}\n")
+    return part.partition("\n## ")[0]
+
+
+def put_hook(project: Path) -> Path:
+    """Add the hook of a project's docs/own-model.md to its model.py, and return the project."""
+    page = section(project / "docs/own-model.md", "Call your code at events: hooks")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    imports, method = example.split("\n\nclass Model(Learner):\n    ...\n")
+    (path,) = project.glob("src/*/model.py")
+    above, below = path.read_text().split("class Model(Learner):\n")
+    above = above.replace("from .learner import", f"{imports}from .learner import")
+    path.write_text(f"{above}class Model(Learner):\n{method}\n{below}")
+    return project
+
+
 def put_example(project: Path, title: str) -> Path:
-    """Write the files of an example of a page to a project `demo`, and return it."""
-    _, part = (TEMPLATE / "docs/own-model.md").read_text("utf-8").split(f"\n### {title}\n")
-    for name, block in BLOCK.findall(re.split("^##", part, flags=re.MULTILINE)[0]):
-        path = project / name.replace("<package>", "demo")
+    """Write the files of an example of a project's page to the project, and return it."""
+    for name, block in BLOCK.findall(section(project / "docs/examples.md", title)):
+        path = project / name
         above, below, _ = path.read_text().partition("\ndataset:")
         path.write_text(f"{above}\n{block}" if below and path.suffix == ".yaml" else block)
     return project

@@ -15,7 +15,7 @@ from renderer import TEMPLATE, Renderer
 from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
 
 # The pages that projects carry are shown in docs/ as this one has them.
-SHOWN_PAGES = ("slurm.md", "multi-node.md")
+SHOWN_PAGES = ("own-model.md", "examples.md", "large-data.md", "slurm.md", "multi-node.md")
 SHOWN: Answers = {"setup": "full", "package_name": "demo"}
 NOTE = """
 > Each project has this page in the terms of its own answers. Here it is that of a project called
@@ -64,11 +64,6 @@ OURS = {
     "python3 probe_cluster.py cluster.yml": "tests/slurm/test_probe.py::def probed(",
     "copier copy --data-file lumi.yml *": "tests/slurm/test_sites.py::def test_a_preset_meets_the_",
     "copier copy --data-file cluster.yml *": "tests/slurm/test_probe.py::--data-file=cluster.yml",
-    "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
-    "make train ARGS=*": "tests/run/test_docs.py::def test_an_example_is_stopped_and_goes_on_bit_",
-    "python -m <package> evaluate *": "tests/run/test_evaluate.py::def test_it_gives_the_numbers",
-    "python -m <package> predict *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
-    "python -m <package> export *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
 }
 # In a project:
 THEIRS = {
@@ -76,6 +71,7 @@ THEIRS = {
     "git init && *": "tests/render/test_copier.py::commands[1], shell=True",
     "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
     "make test": 'tests/run/test_setup.py::made(newcomer, "test")',
+    "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
     "make train ARGS=*": 'tests/run/test_setup.py::made(newcomer, "train"',
     "make train": "scripts/demo.sh::train ARGS=",
     "make image": "tests/slurm/test_container.py::slurm/build_image.sbatch",

@@ -42,7 +42,8 @@ def check(project: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("answers", PROJECTS, ids=["digits", "text", "table", "images"])
 def test_types_fit(answers: dict, cache: Path, tmp_path: Path) -> None:
-    check(render_project(tmp_path / "demo", **answers), cache)
+    """With the hook of docs/own-model.md in model.py."""
+    check(pages.put_hook(render_project(tmp_path / "demo", **answers)), cache)
 
 
 OWN_MODEL = """\

@@ -194,6 +194,9 @@ ALWAYS = (
     "README.md",
     "configs/train.yaml",
     "constraints.txt",
+    "docs/examples.md",
+    "docs/large-data.md",
+    "docs/own-model.md",
     "docs/slurm.md",
     "logs/.gitkeep",
     "pyproject.toml",
@@ -210,12 +213,12 @@ ALWAYS = (
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
-    "inference nested networks position schedule shards torchrun updater",
+    "hooks inference nested networks position schedule shards torchrun updater",
     "engine/data/": "__init__ batches seeds steps stream workers",
     "engine/ranks/": "__init__ device dtensor environment process_group signals slurm_commands "
     "step_totals strategy world",
-    "engine/run/": "__init__ description folder logger logging_setup messages meters provenance "
-    "record run_lock status",
+    "engine/run/": "__init__ description folder logger logging_setup media messages meters "
+    "provenance record run_lock status",
     "trackers/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }

@@ -1,4 +1,4 @@
-"""What README.md and docs/own-model.md tell to do is done."""
+"""What README.md and a project's docs/examples.md tell to do is done."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics import reproducible
-from pages import EXAMPLES, put_example
+from pages import EXAMPLES, put_example, put_hook
 from renderer import TEMPLATE, copy_template
 
 from .conftest import PATIENCE, Job, clean_environment, srun
@@ -147,6 +147,15 @@ def run(command: list[str], root: Path) -> None:
         command, cwd=root, env=env, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_hook_of_the_guide_logs_a_picture(project: Path, tmp_path: Path) -> None:
+    """For digits; tests/run/test_examples.py has the other examples."""
+    root = put_hook(shutil.copytree(project, tmp_path / "demo"))
+    job = srun(root, tmp_path / "run", 2, "--max-steps=4", "--validate-every=2").wait()
+    drawn = {path.name for path in (job.run_dir / "figures").glob("*-predictions-*.png")}
+    names = ("validation-predictions-00000002", "validation-predictions-00000004")
+    assert drawn == {f"{name}.png" for name in (*names, "test-predictions-00000004")}, job.log
 
 
 def test_the_smallest_model_trains(project: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow  # type: ignore[import-untyped]
 import pytest
 import torch
 from metrics import reproducible
+from pages import put_hook
 from PIL import Image
 from pyarrow import parquet  # type: ignore[import-untyped]
 from renderer import render_project
@@ -132,6 +133,19 @@ def test_it_stops_and_goes_on_bit_for_bit_learns_and_predicts(
         targets = example.module("data").load(example.module("settings").Settings()).test.targets
         errors = [abs(line["y"] - float(y)) for line, y in zip(found, targets, strict=True)]
         assert sum(errors) / len(errors) == pytest.approx(summary["test_mae"], rel=1e-4)
+
+
+def test_the_hook_of_the_guide_logs_at_each_evaluation(example: Example, tmp_path: Path) -> None:
+    hooked = replace(example, project=put_hook(shutil.copytree(example.project, tmp_path / "demo")))
+    job = hooked.train(2, tmp_path / "run", "--max-steps=4", "--validate-every=2").wait()
+    assert job.codes == [0, 0], job.log
+    what, kind = ("text", "txt") if example.name == "text" else ("predictions", "png")
+    logged = {path.name for path in (tmp_path / "run/figures").glob(f"*-{what}-*.{kind}")}
+    expected = (("validation", 2), ("validation", 4), ("test", 4))
+    assert logged == {f"{split}-{what}-{step:08}.{kind}" for split, step in expected}
+    if example.name == "text":
+        text = (tmp_path / "run/figures/test-text-00000004.txt").read_text()
+        assert text.startswith("the old king ")
 
 
 def test_its_own_linter_and_test_of_learning_pass(example: Example) -> None:

@@ -841,7 +841,7 @@ def test_a_model_of_functions_is_told_what_it_lacks(
     (old / "src" / "demo" / "model.py").write_text(text)
     words = [command, str(alone.run_dir)] if command == "predict" else [command]
     job = spawn(old, tmp_path / "run", [["demo", *words, "--device=cpu"]], [{}]).wait()
-    check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md")
+    check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md explains them")
     (old / "src" / "demo" / "model.py").write_text("import torch\nimport torhc\n")
     job = spawn(old, tmp_path / "typo", [["demo", *words, "--device=cpu"]], [{}]).wait()
     check_error(job, "there is no module torhc (", "src/demo/model.py, line 2): if the")

@@ -35,7 +35,7 @@ def model_class() -> "type[Learner]":
     if not (isinstance(found, type) and issubclass(found, Learner)):
         raise UsageError(
             "model.py has no 'class Model(Learner)', whose methods say what is trained: learner.py "
-            "has the methods, and docs/own-model.md in the repository of the template explains them"
+            "has the methods, and docs/own-model.md explains them"
         )
     return found
 
