@@ -1,5 +1,6 @@
 """Commands and files in Markdown pages, for the tests that run them."""
 
+import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,3 +77,52 @@ def put_example(project: Path, title: str) -> Path:
         above, below, _ = path.read_text().partition("\ndataset:")
         path.write_text(f"{above}\n{block}" if below and path.suffix == ".yaml" else block)
     return project
+
+
+# What docs/recipes.md says to import for its code.
+HOOKS = "from .engine import Training\n"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A section of a project's docs/recipes.md.
+
+    Attributes:
+        text: without its heading.
+        project: the project `demo` that has the page.
+    """
+
+    text: str
+    project: Path
+
+    def blocks(self, language: str) -> list[str]:
+        """Return the code blocks in a language, in their order."""
+        return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.MULTILINE | re.DOTALL)
+
+    def put_code(self, number: int = 0) -> None:
+        """Do with a block of Python what the head of the page says: write it to model.py."""
+        path = self.project / "src/demo/model.py"
+        path.write_text(with_code(path.read_text(), HOOKS + self.blocks("python")[number]))
+
+
+def recipe(project: Path, heading: str) -> Recipe:
+    """Return a recipe of a project."""
+    return Recipe(section(project / "docs/recipes.md", heading), project)
+
+
+def with_code(module: str, block: str) -> str:
+    """Return a model.py with a block: methods replace those of `Model`, the rest goes above it."""
+    methods, rest = {}, []
+    for node in ast.parse(block).body:
+        text = ast.get_source_segment(block, node) or ""
+        if isinstance(node, ast.FunctionDef) and node.args.args[0].arg == "self":
+            methods[node.name] = "\n" + re.sub("(?m)^(?=.)", "    ", text)
+        else:
+            rest.append(text)
+    lines = module.splitlines()
+    (model,) = (node for node in ast.parse(module).body if getattr(node, "name", "") == "Model")
+    for node in reversed(model.body):
+        if isinstance(node, ast.FunctionDef) and node.name in methods:
+            del lines[node.lineno - 1 : node.end_lineno]
+    lines[model.lineno - 1 : model.lineno - 1] = [*rest, ""]
+    return "\n".join([*lines, *methods.values(), ""])

@@ -15,7 +15,14 @@ from renderer import TEMPLATE, Renderer
 from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
 
 # The pages that projects carry are shown in docs/ as this one has them.
-SHOWN_PAGES = ("own-model.md", "examples.md", "large-data.md", "slurm.md", "multi-node.md")
+SHOWN_PAGES = (
+    "own-model.md",
+    "examples.md",
+    "large-data.md",
+    "recipes.md",
+    "slurm.md",
+    "multi-node.md",
+)
 SHOWN: Answers = {"setup": "full", "package_name": "demo"}
 NOTE = """
 > Each project has this page in the terms of its own answers. Here it is that of a project called
@@ -40,7 +47,8 @@ in.
 `tests/render/classes.py` says what the same content is; this page is made by
 `tests/render/test_docs.py`.
 """
-# The page on Slurm is run line by line.
+# The page on Slurm is run line by line, and the recipes block by block.
+RUN_PAGES = ("docs/slurm.md", "docs/recipes.md")
 ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm("
 # Which file runs a command in the tests, and which text in it shows that.
 UPDATE_PAGE = "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates("
@@ -181,7 +189,7 @@ def test_every_command_is_run_or_says_what_it_needs(
     for project in theirs:
         run = {command.line for command in pages.commands(project["docs/slurm.md"])}
         for path, text in project.items():
-            if path.endswith(".md") and path != "docs/slurm.md":
+            if path.endswith(".md") and path not in RUN_PAGES:
                 found = unmapped(text, THEIRS, used)
                 untested |= {line: path for line in found if line not in run}
     assert not untested, "run these in a test, or say (needs ...) in their comments"

@@ -197,6 +197,7 @@ ALWAYS = (
     "docs/examples.md",
     "docs/large-data.md",
     "docs/own-model.md",
+    "docs/recipes.md",
     "docs/slurm.md",
     "logs/.gitkeep",
     "pyproject.toml",

@@ -32,7 +32,7 @@ def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
         [sys.executable, "-c", IMPORT_ALL], cwd=bare, env=clean_environment(bare), text=True
     )
     assert shown.split() == ["train", "download", "runs"]
-    for name in ("README.md", "Makefile", "docs/slurm.md", "docs/multi-node.md"):
+    for name in ("README.md", "Makefile", "docs/slurm.md", "docs/multi-node.md", "docs/recipes.md"):
         text = (bare / name).read_text()
         assert "doctor" not in text and "check_comm" not in text and "demo plot" not in text
 
