@@ -160,6 +160,10 @@ def test_missing_data_and_a_stream_are_named(project: Path, tmp_path: Path) -> N
     for number, flags in enumerate(((), (f"--data-dir={tmp_path}",))):
         job = evaluate(project, tmp_path / str(number), 1, tmp_path / "copied.pt", *flags)
         check_error(job, f"in {tmp_path}:" if flags else f"in {tmp_path}/nowhere:")
+    state["position"]["step"] = "5"
+    torch.save(state, tmp_path / "copied.pt")
+    job = evaluate(project, tmp_path / "step", 1, tmp_path / "copied.pt")
+    check_error(job, "copied.pt does not fit model.py (step is '5')")
     assert not (tmp_path / "evaluation-test.json").exists()
 
 

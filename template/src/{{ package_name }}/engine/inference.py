@@ -14,6 +14,7 @@ from . import checkpoint_files, nested
 from .config import Settings
 from .data.batches import evaluation_batches
 from .errors import UsageError
+from .position import Position
 from .ranks.device import autocast
 from .ranks.environment import bound_cpus
 from .ranks.strategy import place
@@ -113,7 +114,8 @@ def _fill(trained: Trained, state: dict[str, Any]) -> None:
             module.load_state_dict(states[name])
             module.eval()
         trained.step = state["position"]["step"]
-    except (KeyError, RuntimeError) as error:
+        Position.from_state_dict(state["position"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
             f"{trained.path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the "
             "model that it was saved from"
