@@ -158,11 +158,20 @@ requeue() {
     echo "$1, $end"
 }
 
+# choose_command [COMMAND] FLAG...: sets `command`, train unless another one is given, such as evaluate,
+# and its `flags`. Each task of an array trains with a seed of its own.
+choose_command() {
+    command=train
+    [[ ${1:-} != [a-z]* ]] || { command=$1; shift; }
+    flags=("$@")
+    [[ $command != train || -z ${SLURM_ARRAY_TASK_ID:-} ]] || flags=(--seed="$SLURM_ARRAY_TASK_ID" "$@")
+}
+
 # What to do with a job that was stopped and is not in the queue.
 resubmit="submit again with --run-dir and the run's folder, and the same flags"
 
 # run_resumable COMMAND...: runs what Slurm may stop, and returns its exit code, which ends the job
-# unless it is 0. 75: a signal stopped it, after a checkpoint. `command` is the project's, train if unset.
+# unless it is 0. 75: a signal stopped it, after a checkpoint.
 # Above 128: a signal killed a rank, as when memory runs out. In both cases the job goes back to the
 # queue, and on from its newest checkpoint when it starts again.
 run_resumable() {
