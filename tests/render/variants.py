@@ -25,6 +25,8 @@ TOOLS = {
     "evaluate": ["evaluate", "trained_network"],
     "predict": ["predict", "trained_network"],
     "export": ["export"],
+    "show": ["show"],
+    "prune": ["prune"],
 }
 
 # A few values of each question, the odd ones among them. A question that is not here fails a test.
@@ -76,9 +78,9 @@ SAMPLES: dict[str, list[Any]] = {
     "tools": [
         list(TOOLS),
         [],
-        ["doctor"],
-        ["check_comm", "plot", "evaluate"],
-        ["predict", "export"],
+        ["doctor", "show"],
+        ["check_comm", "plot", "evaluate", "export"],
+        ["predict", "prune"],
     ],
     "ci": ["none", "github", "gitlab"],
 }
@@ -221,7 +223,7 @@ ROOMS = {
     "engine/run/": "__init__ description folder logger logging_setup media messages meters "
     "provenance record run_lock status",
     "trackers/": "__init__ dispatch",
-    "tools/": "__init__ runs",
+    "tools/": "__init__ facts runs",
 }
 
 

@@ -1,7 +1,7 @@
 """No file from elsewhere runs code, hangs a command or carries a secret away, whatever is in it.
 
 Pickles of every kind of call are put in the place of each file that `train --resume`, `runs`,
-`plot`, `sync` and `sweep` open. A call that is made leaves a file behind.
+`show`, `prune`, `plot`, `sync` and `sweep` open. A call that is made leaves a file behind.
 The second half puts pipes, links, and what unpacks to far too much there.
 """
 
@@ -162,7 +162,7 @@ def as_run(folder: Path, content: bytes) -> None:
     from demo.engine.checkpoint_files import Checkpoints
     from demo.engine.errors import UsageError
     from demo.settings import Settings
-    from demo.tools import runs
+    from demo.tools import facts, runs
     from demo.tools.plot import curves
     from demo.trackers.dispatch import known_ids
 
@@ -171,11 +171,23 @@ def as_run(folder: Path, content: bytes) -> None:
     (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "time": 2.0}\n' + content)
     (folder / "best").write_bytes(content)
     runs.survey(runs.find_runs([folder]), time.time())
+    tell_about(folder)
+    with suppress(UsageError):
+        facts.difference([folder, folder])
     curves.load([folder])
     assert known_ids(folder) == {}
     assert Checkpoints(folder).best() is None
     with suppress(UsageError):
         Settings.from_yaml(folder / "config.yaml")
+
+
+def tell_about(run: Path) -> None:
+    """Call the commands that look at any run folder, and remove from it."""
+    from demo.tools import prune, runs, show
+
+    assert runs.main([str(run)]) == 0
+    assert show.main([str(run)]) == 0
+    assert prune.main([str(run), "--failed", "--dry-run"]) in (0, 1)
 
 
 def as_study(folder: Path, content: bytes) -> None:
@@ -335,10 +347,13 @@ READ = {
 @pytest.mark.parametrize("spoil", [a_pipe, a_link, a_hard_link])
 @pytest.mark.parametrize("name", READ)
 def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
-    run: Path, beside: Path, name: str, spoil: Callable[[Path, Path], None]
+    run: Path,
+    beside: Path,
+    name: str,
+    spoil: Callable[[Path, Path], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from demo.engine.errors import UsageError
-    from demo.tools import runs
     from demo.tools.plot import curves
 
     (beside / "secret").write_text("hunter2\n")
@@ -350,8 +365,8 @@ def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
             read(run)
     written = [*run.glob("tensorboard/*"), *run.glob("attempts/*-*")]
     assert b"hunter2" not in b"".join(path.read_bytes() for path in written)
-    (survey,) = runs.survey([run], time.time())
-    assert "hunter2" not in str((survey, curves.read_settings(run)))
+    tell_about(run)
+    assert "hunter2" not in str((capsys.readouterr(), curves.read_settings(run)))
 
 
 @pytest.mark.parametrize("name", [name for name in READ if name != STEP])
@@ -359,6 +374,7 @@ def test_a_file_of_any_size_is_not_read_into_memory(run: Path, name: str) -> Non
     from demo.engine.errors import UsageError
 
     empty_but_long(run / name)
+    tell_about(run)
     for read in READ[name]:
         if name != "log.txt":  # of which the end is taken
             with pytest.raises((UsageError, OSError), match=r"it has more than \d+ bytes"):

@@ -343,6 +343,7 @@ def test_a_corrupt_checkpoint_is_skipped_with_a_warning(launch: Launch, tmp_path
     second.write_bytes(content)
     # A list of digests that names another file.
     third.with_suffix(".sha256").write_text("0" * 64 + "  ../config.yaml\n")
+    (tmp_path / "run" / "summary.json").unlink()  # the run was killed before its end
 
     resumed = launch(2, *flags)
     assert resumed.log.count("skipping the corrupt checkpoint") == 3, "rank 0 alone says so"
@@ -364,6 +365,7 @@ def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Pa
     launch(1, *flags)
     for path in run.glob("checkpoints/*.pt"):
         os.truncate(path, 100)
+    (run / "summary.json").write_text("{}")  # of no end
     kept = ("metrics.jsonl", "summary.json", "config.yaml", "provenance.json")
     kept += tuple(f"checkpoints/{path.name}" for path in checkpoints(run))
     before = {name: (run / name).read_bytes() for name in kept}

@@ -134,7 +134,7 @@ def test_an_owner_gives_signs_of_life_and_a_folder_without_a_run_goes(
 ) -> None:
     lock = run_lock.RunLock(tmp_path / "run")
     lock.acquire()
-    assert run_lock.owner_of(tmp_path / "run") == run_lock.Attempt.mine()
+    assert run_lock.owner_of(tmp_path / "run") == lock.mine
     os.utime(lock.path, (0, 0))
     while lock.path.stat().st_mtime == 0:
         time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -151,13 +152,15 @@ def test_the_table_and_the_exit_code(
 
     assert runs.main([str(root), f"--json={report}"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split()[:3] == ["run", "status", "step"]
-    first, second, third = (line.split() for line in lines)
-    assert first[:4] == [f"{root}/mnist/2", "failed", "350", "35%"]
-    assert lines[0].endswith("1    no room")
-    assert second[:2] == [f"{root}/mnist/1", "running"] and "  0:03:2" in lines[1]
-    assert third[:2] == [f"{root}/other/3", "stuck"] and "silent for 3 days, 0:00:0" in lines[2]
-    assert len({line.index("validation/accuracy 0.9375") for line in lines}) == 1
+    assert header.split()[:4] == ["run", "status", "start", "step"]
+    first, note, second, third, silence = (line.split() for line in lines)
+    day, minute = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW)).split()
+    assert first[:6] == [f"{root}/mnist/2", "failed", day, minute, "350", "35%"]
+    assert lines[1] == "    no room" and note
+    assert second[:2] == [f"{root}/mnist/1", "running"] and "  0:03:2" in lines[2]
+    assert third[:2] == [f"{root}/other/3", "stuck"]
+    assert lines[4].startswith("    silent for 3 days, 0:00:0") and silence
+    assert len({lines[number].index("accuracy 0.9375") for number in (0, 2, 3)}) == 1
     listed = json.loads(report.read_text())
     assert [run["status"] for run in listed] == ["failed", "running", "stuck"]
     assert listed[0]["note"] == "no room" and listed[0]["step"] == 350
@@ -214,9 +217,9 @@ def test_a_damaged_status_is_said_of_its_run_alone(
     (write_run(tmp_path / "runs" / "bad") / "status.json").write_text(content)
     assert runs.main([str(tmp_path / "runs")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (bad,) = (line for line in lines if "/bad" in line)
+    (bad,) = (number for number, line in enumerate(lines) if "/bad" in line)
     (good,) = (line for line in lines if "/good" in line)
-    assert "unknown" in bad and "can't read status.json: " in bad
+    assert "unknown" in lines[bad] and "    can't read status.json: " in lines[bad + 1]
     assert "running" in good
 
 
@@ -237,21 +240,33 @@ def test_files_of_other_kinds_end_no_list(
         ("job", "running"),
         ("good", "running"),
     ):
-        (line,) = (line for line in out.splitlines() if f"/{name} " in line)
-        assert said in line
+        assert re.search(rf"/{name} .*(\n   .*)?{said}", out)
 
 
 def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
     runs: ModuleType, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo.tools import plot
+    from demo.tools import plot, prune, show
 
     # Set the window's title, clear the screen, turn the line around.
     evil = "\x1b]0;x\x07\x1b[2J\u202e\x9b1m"
     state = {"status": evil, "error": evil, "job": evil, "host": evil}
     run = write_run(tmp_path / f"runs{evil}" / "1", **state)
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"{evil}/loss": 1.0}))
+    git = {"commit": evil, "changes": evil, "diff": evil}
+    facts = {"command": ["x", "train", evil], "git": git, "packages": {evil: evil}}
+    facts |= {"hostnames": [evil], "launcher": evil, "world_size": evil}
+    (run / "provenance.json").write_text(json.dumps(facts))
+    (run / "trackers.json").write_text(json.dumps({evil: evil}))
+    (run / "config.yaml").write_text(json.dumps({evil: evil, "lr": evil}))
+    (run / "attempts").mkdir()
+    (run / "attempts/1.json").write_text(json.dumps({"host": evil}))
     assert runs.main([str(run.parent)]) == 0
+    assert show.main([str(run)]) == 0
+    assert prune.main([str(run)]) == 0
+    other = write_run(run.parent / "3")
+    (other / "provenance.json").write_text('{"git": {}}')
+    assert runs.main(["--diff", str(run), str(other)]) == 0
     empty = write_run(run.parent / "2")
     (empty / "metrics.jsonl").unlink()
     assert plot.main([str(run.parent), f"--output={tmp_path}/plot.png"]) == 0
@@ -273,9 +288,9 @@ def test_torch_and_pyplot_are_not_needed(project: Path, tmp_path: Path) -> None:
     """A login node answers at once, and has no display."""
     write_run(tmp_path / "runs" / "1")
     code = (
-        "import sys; from demo.tools import plot, runs\n"
+        "import sys; from demo.tools import plot, runs, show\n"
         f"plot.main(['{tmp_path}/runs', '--output={tmp_path}/plot.png'])\n"
-        f"runs.main(['{tmp_path}/runs'])\n"
+        f"runs.main(['{tmp_path}/runs']); show.main(['{tmp_path}/runs/1'])\n"
         "sys.exit(' '.join({'torch', 'matplotlib.pyplot'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

@@ -60,6 +60,8 @@ COMMANDS = {
     "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
     "check-comm": "check that the ranks can talk to each other, and how fast",
     "runs": "list the runs and how they stand: running, finished, failed, stuck",
+    "show": "tell everything about one run on a screen",
+    "prune": "remove checkpoints of finished runs, to free space",
     "plot": "draw the curves of runs to a file",
     "monitor": "start and stop the trackers' web servers, as Slurm jobs",
     "check-trackers": "log a small run to every tracker and read it back",

@@ -18,7 +18,7 @@ from .engine.evaluate import Evaluation, Evaluator
 from .engine.filesystem import read_object
 from .engine.hooks import Hooks
 from .engine.networks import Networks, digest, named_parameters
-from .engine.position import is_due
+from .engine.position import Position, is_due
 from .engine.ranks.process_group import joined, lost_ranks_explained
 from .engine.ranks.signals import EXIT_CODE, StopRequest
 from .engine.ranks.step_totals import StepTotals
@@ -85,8 +85,12 @@ class Trainer:
         """Train until the end or a signal; return the exit code of the process."""
         settings, world, checkpointing = self.settings, self.world, self.checkpointing
         log_start(settings, world, self.loader, self.samples_per_step)
-        if self.position.is_end(settings) and world.on_main(self._is_finished):
-            log.info("nothing is left to do: this run has finished; --run-dir chooses another")
+        if settings.resume != "never" and (end := world.on_main(self._finished_step)):
+            log.info(
+                "nothing is left to do: summary.json says that this run has finished at step %d; "
+                "--run-dir chooses another, larger --epochs or --max-steps prolong this one",
+                end,
+            )
             return 0
         self.evaluator.check(self.datasets.validation)
         if settings.dry_run:
@@ -112,12 +116,18 @@ class Trainer:
             self.logger.ending = "finished"
         return code
 
-    def _is_finished(self) -> bool:
-        """Return whether there is a summary.json of this step: a longer run has an earlier one."""
+    def _finished_step(self) -> int:
+        """Return the step of summary.json if it is the end by these settings, else 0.
+
+        Its checkpoint may have been removed. A longer run has the summary of an earlier end.
+        """
+        kinds = dict.fromkeys(("epochs", "global_step", "validations_since_best"), int)
         with suppress(OSError, ValueError):
-            summary = read_object(self.checkpointing.run_dir / "summary.json", {})
-            return summary.get("global_step") == self.position.step
-        return False
+            summary = read_object(self.checkpointing.run_dir / "summary.json", kinds)
+            epoch, step, since_best = (summary.get(name, 0) for name in kinds)
+            end = Position(epoch=epoch, step=step, validations_since_best=since_best)
+            return step if step >= self.position.step and end.is_end(self.settings) else 0
+        return 0
 
     def _train_epoch(self) -> bool:
         """Train to the end of the epoch; return False if a signal stopped the run first."""
@@ -151,7 +161,9 @@ class Trainer:
             self.hooks.note_written()
             if is_due(settings.log_every, position.step):
                 self._log_step()
-            if is_due(settings.checkpoint_every, position.step) and not position.is_end(settings):
+            intervals = (settings.checkpoint_every, settings.keep_every)
+            due = any(is_due(every, position.step) for every in intervals)
+            if due and not position.is_end(settings):
                 self.save()
         totals.result()  # after the last step, too: no all-reduce may stay pending
         bar.close()
@@ -297,7 +309,8 @@ class Trainer:
             self.learner.best[0].replace("/", "_"): position.best_score,
             "best_step": position.best_step,
             "epochs": position.epoch,
-            "global_step": position.step,  # `_is_finished` reads it
+            "global_step": position.step,
+            "validations_since_best": position.validations_since_best,
             "world_size": world.size,
             "backend": world.backend,
             "device": str(world.device),

@@ -47,7 +47,8 @@ class Checkpointing:
         self.described = settings.as_dict()  # here, since it takes as long as a step
         self.samples_per_step = step_samples  # of all ranks
         self.run_dir = Path(str(settings.run_dir))
-        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", settings.keep_checkpoints)
+        folder = self.run_dir / "checkpoints"
+        self.checkpoints = Checkpoints(folder, settings.keep_checkpoints, settings.keep_every)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writing: Future[bool] | None = None
         self.copies: dict[tuple, Tensor] = {}

@@ -32,6 +32,7 @@ from .filesystem import (
     write_atomically,
 )
 from .nested import count
+from .position import is_due
 from .ranks.dtensor import distribute_like
 
 log = logging.getLogger(__name__)
@@ -44,10 +45,13 @@ IN_SHARDS = "<in the shards>"  # replaces in the file a tensor that is in the fo
 
 
 class Checkpoints:
-    """The checkpoints of a run: the `keep` newest and the best. Only rank 0 changes them."""
+    """The checkpoints of a run: the `keep` newest, the best, and those of each `keep_every` steps.
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
-        self.folder, self.keep = folder, keep
+    Only rank 0 changes them.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0) -> None:
+        self.folder, self.keep, self.keep_every = folder, keep, keep_every
 
     def path(self, step: int) -> Path:
         """Return the file of a step's checkpoint."""
@@ -96,6 +100,10 @@ class Checkpoints:
         named = self.folder / name
         return named if NAME.fullmatch(name) and named.exists() else None
 
+    def lasting(self) -> list[Path]:
+        """Return the checkpoints that `keep_every` keeps."""
+        return [self.path(step) for step in self.steps() if is_due(self.keep_every, step)]
+
     def newer(self, step: int) -> list[Path]:
         """Return the files and folders of the checkpoints of later steps."""
         later = [self.path(each) for each in self.steps() if each > step]
@@ -141,7 +149,7 @@ class Checkpoints:
         for pointer in ("latest", "best") if best else ("latest",):
             write_atomically(self.folder / pointer, path.name)
         # Unfinished files are those of a process that was killed.
-        kept = {path, self.best(), *map(self.path, self.steps()[: self.keep])}
+        kept = {path, self.best(), *map(self.path, self.steps()[: self.keep]), *self.lasting()}
         for each in self.folder.iterdir():
             old_step = each.name.startswith("step-") and each.with_suffix(".pt") not in kept
             if old_step or each.suffix == ".tmp":

@@ -198,6 +198,8 @@ class Settings:
     """optimizer steps between checkpoints; there is one at the end of each epoch too"""
     keep_checkpoints: Positive = 3
     """newest checkpoints to keep, in addition to the best"""
+    keep_every: Count = 0
+    """optimizer steps between checkpoints that are kept forever; 0: none"""
     log_every: Positive = 50
     """optimizer steps between log lines"""
     log_all_ranks: bool = False

@@ -1,5 +1,6 @@
 """The status of runs, read from their folders: `python -m <package> runs [FOLDER...] [--fail]`.
 
+`runs --diff A B` says what differs between two runs (facts.py).
 A run whose process died or hangs can't write that itself. It is recognized by its silence, and by
 what Slurm knows of its job.
 """
@@ -24,6 +25,7 @@ from ..engine.ranks import slurm_commands as slurm
 from ..engine.run.status import KINDS
 from ..settings import Settings
 from . import program
+from .facts import aligned, commit_of, difference, flags_of, read
 
 # Files that only the folder of a run has.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
@@ -48,6 +50,8 @@ class Flags:
     """exit with code 1 if a run that is shown failed, is stuck or lost"""
     json: Path | None = None
     """file for the same facts as JSON"""
+    diff: tuple[Path, Path] | None = None
+    """instead of a list: what differs between these two runs"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +63,16 @@ class Run:
             from its silence and from Slurm; else unknown.
         state: what status.json says.
         note: the error, or the reason for the status.
+        commit: of its newest start, with a + if there were uncommitted changes.
+        flags: those of its newest start, without those that the batch scripts give.
     """
 
     folder: Path
     status: str
     state: Mapping[str, Any]
     note: str
+    commit: str
+    flags: str
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,16 +82,17 @@ def main(argv: Sequence[str]) -> int:
         UsageError: a folder is not there.
     """
     flags = read_flags(Flags, argv, program("runs"))
+    if flags.diff:
+        print("\n".join(difference(flags.diff)) or "no difference")
+        return 0
     folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
     now = time.time()
     runs = survey(find_runs(folders), now)
     runs = [run for run in runs if now - run.state["updated"] <= 3600 * flags.hours]
     print(table(runs, now) if runs else f"no runs in {', '.join(map(str, folders))}")
     if flags.json:
-        facts = [
-            {**run.state, "folder": str(run.folder), "status": run.status, "note": run.note}
-            for run in runs
-        ]
+        facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
+        facts = [{name: each[name] for name in each if name != "state"} for each in facts]
         text = json.dumps(facts, indent=2)
         try:
             flags.json.write_text(f"{text}\n", encoding="utf-8")
@@ -157,31 +166,45 @@ def _judge(
         status, note = "stuck", silence + (f"; Slurm: {said}" if said else "")
     elif status == "preempted" and gone:
         note = f"not in the queue: to go on, submit again with --run-dir {folder}"
-    return Run(folder, status, state, note)
+    facts = read(folder / "provenance.json")
+    return Run(folder, status, state, note, commit_of(facts), flags_of(facts))
 
 
 def table(runs: Sequence[Run], now: float) -> str:
-    """Return the runs as aligned text, with the best score of each."""
-    rows = [("run", "status", "step", "done", "last heard", "best score", "job", "")]
+    """Return the runs as aligned text; flags and note of a run are on lines of their own."""
+    header = "run", "status", "start", "step", "done", "last heard", "best score", "job", "commit"
+    rows: list[tuple[str, ...]] = [header]
     for run in runs:
         state, score = run.state, run.state.get("best_score")
+        metric = str(state.get("best_metric")).removeprefix("validation/")
         rows.append(
             (
                 str(run.folder),
                 run.status,
+                local_time(state["started"]) if "started" in state else "",
                 str(state.get("step", "")),
                 f"{state['progress']:.0%}" if "progress" in state else "",
                 f"{duration(now - state['updated'])} ago",
-                "" if score is None else f"{state.get('best_metric')} {score:.4g}",
+                "" if score is None else f"{metric} {score:.4g}",
                 state["job"] or "",
-                run.note,
+                run.commit,
             )
         )
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
+    lines = aligned(rows)
+    for number, run in enumerate(runs, 1):
+        more = [f"\n    {printable(text)}" for text in (run.flags, run.note) if text]
+        lines[number] += "".join(more)
+    return "\n".join(lines)
+
+
+def local_time(seconds: float) -> str:
+    """Return a time in seconds since 1970 as date and time here, empty if there is no such time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def duration(seconds: float) -> str:
     """Return a time as days, hours, minutes and seconds."""
-    return str(timedelta(seconds=round(max(seconds, 0))))
+    return str(timedelta(seconds=round(min(max(seconds, 0), 1e12))))  # a file may say any number

@@ -43,6 +43,7 @@ class Attempt:
         pid, started: the process, and when it started, in seconds since the machine did.
         cluster, job, restart: Slurm's, None outside of it.
         ended: whether the attempt has released the folder.
+        began: when it took the folder, in seconds since 1970; 0 in a file of an earlier version.
     """
 
     host: str
@@ -53,6 +54,7 @@ class Attempt:
     job: str | None
     restart: int
     ended: bool = False
+    began: float | int = 0
 
     @classmethod
     def mine(cls) -> "Attempt":
@@ -69,6 +71,7 @@ class Attempt:
             cluster=os.environ.get("SLURM_CLUSTER_NAME"),
             job=os.environ.get("SLURM_JOB_ID"),
             restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+            began=time.time(),
         )
 
     def __str__(self) -> str:

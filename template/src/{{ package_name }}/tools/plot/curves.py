@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...engine.config import read_yaml
 from ...engine.errors import UsageError, printable
-from ...engine.filesystem import in_range, read_lines, read_object
+from ...engine.filesystem import in_range, read_lines
+from ..facts import read_settings
 from ..runs import find_runs
 
 # Settings that have no effect on a curve.
@@ -48,15 +48,6 @@ def load(folders: Sequence[Path]) -> list[Curves]:
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     return {n: v for n, v in line.items() if isinstance(v, int | float) and in_range(v)}
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return a run's settings and its number of ranks, as far as its folder has them."""
-    settings: dict[str, Any] = {}
-    with suppress(UsageError, OSError, ValueError, TypeError, KeyError):
-        settings.update(read_yaml(folder / "config.yaml"))
-        settings["ranks"] = read_object(folder / "provenance.json", {})["world_size"]
-    return settings
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
