@@ -304,6 +304,26 @@ def test_a_run_is_renamed_and_goes_on(mine: Path, tmp_path: Path) -> None:
     assert (run / "attempts/2.json").exists()
 
 
+def test_checkpoints_are_kept_evaluated_and_removed(mine: Path) -> None:
+    (script,) = pages.recipe(mine, "Keep, evaluate and remove checkpoints").blocks("bash")
+    train, evaluate, dry, prune = script.splitlines()
+    change_settings(mine, max_steps=50, validate_every=0)
+    shell(mine, train)
+    folder = mine / "runs/demo/kept/checkpoints"
+
+    def steps() -> list[int]:
+        return sorted(int(path.stem[5:]) for path in folder.glob("*.pt"))
+
+    assert steps() == [20, 30, 40, 50]
+    assert "validation/accuracy" in shell(mine, evaluate)
+    (found,) = (mine / "runs/demo/kept").rglob("evaluation-validation.json")
+    assert json.loads(found.read_text())["step"] == 20
+    shell(mine, dry)
+    assert steps() == [20, 30, 40, 50]
+    assert "removed 1 checkpoint(s)" in shell(mine, prune)
+    assert steps() == [20, 40, 50]
+
+
 def test_a_dependency_is_added(mine: Path) -> None:
     recipe = pages.recipe(mine, "Add a dependency")
     first, added = recipe.blocks("toml")[0].splitlines()
