@@ -48,7 +48,7 @@ def test_it_trains_and_passes_its_tests(bare: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"\b5 passed", done.stdout), done.stdout
+    assert re.search(r"\b6 passed", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("answer", [False, "false"])
