@@ -153,7 +153,7 @@ def test_a_memory_bank_is_the_same_on_all_ranks_and_after_a_resume(
     look = """
 import os, signal
 def on_end(self, training, status, error):
-    every = training.world.gather(self.bank.rows.tolist())
+    every = training.world.gather(self.network.bank.tolist())
     assert all(each == every[0] for each in every)
     print("rows", len({tuple(row) for row in every[0]}))
 """
