@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from .conftest import Job, srun
+from .conftest import Job, edited, srun
 from .test_mlflow import Reader
 from .test_tensorboard import tensorboard, text
 from .test_wandb import attempts_of, numbers
@@ -212,3 +212,18 @@ def test_a_failure_elsewhere_calls_the_end_on_rank_0_alone(hooked: Path, tmp_pat
     assert job.codes == [1, 1]
     assert calls(tmp_path, 0)[-1].endswith("end failed UsageError")
     assert "end" not in (tmp_path / "1").read_text()
+
+
+def test_a_hook_of_another_name_is_refused(full_project: Path, tmp_path: Path) -> None:
+    head = "    def build(self)"
+    copy = edited(
+        full_project,
+        tmp_path,
+        "model.py",
+        head,
+        f"    def on_train_start(self, trainer):\n        pass\n\n{head}",
+    )
+    job = srun(copy, tmp_path / "run", 1).wait()
+    assert job.codes == [1]
+    (line,) = [line for line in job.log.splitlines() if "error:" in line]
+    assert "nothing calls on_train_start in model.py: the hooks are on_start, on_step," in line

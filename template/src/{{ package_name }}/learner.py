@@ -54,10 +54,14 @@ class Learner:
     unit = "samples"
 
     def __init_subclass__(cls) -> None:
-        """Raise UsageError for a method that now has another name: nothing would call it."""
+        """Raise UsageError for a method that nothing would call, as no event has its name."""
         now = {"weigh": "batch_weight", "conclude": "compute_metrics", "units": "fsdp_units"}
         for old in now.keys() & vars(cls).keys():
             raise UsageError(f"the method {old} in model.py is now called {now[old]}: rename it")
+        for name in vars(cls):
+            if name.startswith("on_") and not hasattr(Learner, name):
+                hooks = ", ".join(each for each in vars(Learner) if each.startswith("on_"))
+                raise UsageError(f"nothing calls {name} in model.py: the hooks are {hooks}")
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
