@@ -54,7 +54,7 @@ class Learner:
     unit = "samples"
 
     def __init_subclass__(cls) -> None:
-        """Raise UsageError for a method that nothing would call, as no event has its name."""
+        """Raise UsageError for a former name, and for a hook that does not exist."""
         now = {"weigh": "batch_weight", "conclude": "compute_metrics", "units": "fsdp_units"}
         for old in now.keys() & vars(cls).keys():
             raise UsageError(f"the method {old} in model.py is now called {now[old]}: rename it")

@@ -160,6 +160,7 @@ requeue() {
 
 # choose_command [COMMAND] FLAG...: sets `command`, train unless another one is given, such as evaluate,
 # and its `flags`. Each task of an array trains with a seed of its own.
+# shellcheck disable=SC2034 # the scripts use flags
 choose_command() {
     command=train
     [[ ${1:-} != [a-z]* ]] || { command=$1; shift; }
