@@ -223,7 +223,7 @@ ROOMS = {
     "engine/run/": "__init__ description folder logger logging_setup media messages meters "
     "provenance record run_lock status",
     "trackers/": "__init__ dispatch",
-    "tools/": "__init__ facts runs",
+    "tools/": "__init__ runs",
 }
 
 

@@ -125,7 +125,7 @@ def test_a_run_that_lives_or_may_go_on_is_left_alone(
     copy = shutil.copytree(run, tmp_path / "root/mnist/busy")
     newest = max(copy.glob("attempts/*.json"), key=lambda path: path.stem)
     shutil.copy(job.run_dir / "attempts/1.json", newest)
-    code, said = prune(project, tmp_path / "root", "--failed")
+    code, said = prune(project, tmp_path / "root")
     assert code == 0, said
     assert any("mnist/lives: left alone: process" in line for line in said), said
     assert any(f"mnist/busy: left alone: process {state['pid']}" in line for line in said)
@@ -133,10 +133,10 @@ def test_a_run_that_lives_or_may_go_on_is_left_alone(
     job.processes[0].send_signal(signal.SIGTERM)
     assert job.wait().codes == [75]
     there = steps(job.run_dir)
-    assert prune(project, job.run_dir, "--failed")[1][0].endswith("left alone: preempted")
+    assert prune(project, job.run_dir)[1][0].endswith("left alone: preempted")
     for status in ("running", "odd\x1b"):
         (job.run_dir / "status.json").write_text(json.dumps({**state, "status": status}))
-        said = prune(project, job.run_dir, "--failed")[1]
+        said = prune(project, job.run_dir)[1]
         assert "left alone: " in said[0] and "\x1b" not in said[0]
     assert steps(job.run_dir) == there
 
@@ -146,8 +146,6 @@ def test_a_failed_run_can_go_on(project: Path, run: Path) -> None:
     (run / "status.json").write_text(json.dumps({**state, "status": "failed"}))
     assert prune(project, run)[1][0].endswith(": left alone: failed")
     assert steps(run) == [12, 24, 30, 33]
-    assert prune(project, run, "--failed")[0] == 0
-    assert steps(run) == [12, 24, 33]
 
 
 def test_only_runs_that_were_silent_for_long(project: Path, run: Path) -> None:

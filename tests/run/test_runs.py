@@ -266,7 +266,7 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
     assert prune.main([str(run)]) == 0
     other = write_run(run.parent / "3")
     (other / "provenance.json").write_text('{"git": {}}')
-    assert runs.main(["--diff", str(run), str(other)]) == 0
+    assert show.main([str(run), str(other)]) == 0
     empty = write_run(run.parent / "2")
     (empty / "metrics.jsonl").unlink()
     assert plot.main([str(run.parent), f"--output={tmp_path}/plot.png"]) == 0

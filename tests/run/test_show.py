@@ -127,7 +127,7 @@ def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -
     facts["hostnames"] = ["n1", "n2"]
     other = shutil.copytree(second.run_dir, second.run_dir.with_name("third"))
     (other / "provenance.json").write_text(json.dumps(facts))
-    said = ask(repository, "runs", "--diff", first.run_dir, other)
+    said = ask(repository, "show", first.run_dir, other)
     rows = {
         cells[0]: cells[1:]
         for line in said.splitlines()[1:]
@@ -145,7 +145,7 @@ def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -
     assert rows["nodes"][1] == "n1 n2"
     assert {"python", "launcher", "setting seed", "setting run_dir"}.isdisjoint(rows)
     assert "the uncommitted changes differ:" in said and "++# an afterthought" in said
-    assert ask(repository, "runs", "--diff", first.run_dir, first.run_dir) == "no difference\n"
+    assert ask(repository, "show", first.run_dir, first.run_dir) == "no difference\n"
 
 
 def test_a_run_that_has_only_begun(project: Path, tmp_path: Path) -> None:

@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from . import checkpoint_files, nested
@@ -17,8 +16,6 @@ from .errors import UsageError
 from .position import Position
 from .ranks.device import autocast
 from .ranks.environment import bound_cpus
-from .ranks.strategy import place
-from .ranks.world import World
 
 Own = TypeVar("Own", bound=Settings)
 
@@ -70,19 +67,17 @@ def load(
     make_learner: Callable[[Own], Any],
     settings: Own | type[Own],
     path: Path,
-    changes: Mapping[str, Any] = MappingProxyType({}),
-    world: World | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> Trained:
     """Return a learner with the networks of a checkpoint, or with their averages if it has some.
 
     The settings are for the learner. Instead of them, the class takes those of the checkpoint, and
-    changes them for this machine and as `changes` says. With a world, the networks are on its
-    devices by the settings' strategy, else on the CPU. Raises UsageError if the checkpoint does not
-    fit model.py.
+    changes them for this machine and as `changes` says. Raises UsageError if the checkpoint does
+    not fit model.py.
     """
     state = checkpoint_files.read(path)
     if isinstance(settings, type):
-        here = {"device": "auto", "backend": "auto", "world_size": None, **changes}
+        here = {"device": "auto", "backend": "auto", "world_size": None, **(changes or {})}
         settings = settings.from_values({**state["settings"], **here}, f"{path}: ")
         if settings.workers != "auto":
             workers = min(settings.workers, bound_cpus())
@@ -92,23 +87,8 @@ def load(
         torch.default_generator.manual_seed(settings.seed)  # as before a training
         built = learner.build()
     trained = Trained(learner, built, settings, 0, path, torch.device("cpu"))
-    if world:
-        trained.device = world.device
-        for module in trained.evaluated.values():
-            place(module, learner.fsdp_units, settings, world)
-    _fill(trained, state)
-    return trained
-
-
-def _fill(trained: Trained, state: dict[str, Any]) -> None:
-    """Load the state of a checkpoint's file into its networks, and what is in its shards."""
-    tensors = {name: module.state_dict() for name, module in trained.evaluated.items()}
-
-    def like(_part: str, name: str, *keys: Any) -> Tensor | None:  # noqa: ANN401
-        return tensors.get(name, {}).get(keys[0]) if len(keys) == 1 else None
-
     part = "averages" if state["averages"] else "networks"
-    states = checkpoint_files.complete({part: state[part]}, trained.path, like)[part]
+    states = checkpoint_files.complete({part: state[part]}, path, lambda *_: None)[part]
     try:
         for name, module in trained.evaluated.items():
             module.load_state_dict(states[name])
@@ -117,6 +97,7 @@ def _fill(trained: Trained, state: dict[str, Any]) -> None:
         Position.from_state_dict(state["position"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{trained.path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the "
-            "model that it was saved from"
+            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the model "
+            "that it was saved from"
         ) from None
+    return trained

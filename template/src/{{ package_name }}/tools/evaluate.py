@@ -12,9 +12,8 @@ from typing import Any
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, say
 from ..engine.evaluate import Evaluation, Evaluator
-from ..engine.filesystem import read_object, write_atomically
+from ..engine.filesystem import write_atomically
 from ..engine.run.run_lock import owner_of
-from ..engine.run.status import KINDS
 from ..settings import Settings
 from ..trackers import select
 from ..trackers.dispatch import send
@@ -90,10 +89,9 @@ def continued(folder: Path, names: Sequence[str], line: dict[str, Any] | None = 
     try:
         settings = Settings.from_yaml(folder / "config.yaml")
         settings = dataclasses.replace(settings, run_dir=str(folder.absolute()))
-        return send(names, settings, read_object(folder / "status.json", KINDS), line)
+        return send(names, settings, line)
     except (OSError, ValueError, UsageError) as error:
-        reason = f"{getattr(error, 'filename', None) or ''} {error}".strip()
         raise UsageError(
-            f"--trackers needs the files of a run in {folder} ({reason}): leave it out, or name a "
+            f"--trackers needs the files of a run in {folder} ({error}): leave it out, or name a "
             "run folder"
         ) from None

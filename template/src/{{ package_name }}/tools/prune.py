@@ -1,4 +1,4 @@
-"""Removes checkpoints of runs that have ended: `python -m <package> prune RUN_DIR... [--dry-run]`.
+"""Removes checkpoints of finished runs: `python -m <package> prune RUN_DIR... [--dry-run]`.
 
 The checkpoint that stays is checked first, then `latest` and `best` name it, and the others are
 removed last: whenever this is interrupted, the run has one that can be loaded.
@@ -20,7 +20,6 @@ from ..engine.errors import UsageError, printable
 from ..engine.filesystem import disk_usage, remove, write_atomically
 from ..engine.run.run_lock import RunLock, owner_of
 from . import program
-from .facts import size_text
 from .runs import Run, find_runs, survey
 
 PART = re.compile(r"step-\d+\.(pt|sha256|shards)|.*\.tmp")  # unfinished files, too
@@ -35,8 +34,6 @@ class Flags:
     """folders of runs, of experiments or of all experiments"""
     keep: Literal["best", "last"] = "best"
     """which checkpoint stays; without a best one, the last"""
-    failed: bool = False
-    """runs that failed, too; their last checkpoint stays as well, for the same command to go on"""
     older: str = "0d"
     """only runs that wrote nothing for so many days or hours, such as 30d or 12h"""
     dry_run: bool = False
@@ -59,78 +56,73 @@ def main(argv: Sequence[str]) -> int:
     for run in survey(found, time.time()):
         if run.state["updated"] <= latest:
             try:
-                size, said, left = _prune(run, flags)
+                size, said = _prune(run, flags)
             except (UsageError, OSError) as error:
-                size, said, left = 0, f"left alone: {str(error).partition(';')[0]}", True
-            total, failed = total + size, failed or left
+                size, said, failed = 0, f"left alone: {str(error).partition(';')[0]}", True
+            total += size
             print(printable(f"{os.path.relpath(run.folder)}: {said}"), flush=True)
-    print(f"{size_text(total)} {'would be ' if flags.dry_run else ''}freed in all")
+    print(f"{total / 2**20:.1f} MiB {'would be ' if flags.dry_run else ''}freed in all")
     return int(failed)
 
 
-def _prune(run: Run, flags: Flags) -> tuple[int, str, bool]:
-    """Prune a run; return the bytes that are freed, what to say, and whether something is left."""
-    owner = owner_of(run.folder)
-    if owner or run.status not in (("finished", "failed") if flags.failed else ("finished",)):
-        return 0, f"left alone: {owner or run.status}", False
-    kept = _kept(run, flags.keep)
-    parts = _removable(run.folder, {path.stem for path in kept})
+def _prune(run: Run, flags: Flags) -> tuple[int, str]:
+    """Prune a run; return the bytes that are freed, and what to say."""
+    if (owner := owner_of(run.folder)) or run.status != "finished":
+        return 0, f"left alone: {owner or run.status}"
+    kept = _kept(run.folder, flags.keep)
+    parts = _removable(run.folder, kept)
     if not parts:
-        return 0, "nothing to remove", False
+        return 0, "nothing to remove"
     if not all(os.access(each.parent, os.W_OK) for each in parts):
         raise UsageError("you may not write there")
     size, steps = sum(map(disk_usage, parts)), [str(int(path.stem[5:])) for path in kept]
     number = sum(each.suffix == ".pt" for each in parts)
-    said = f"{number} checkpoint(s), {size_text(size)}; step {', '.join(steps) or 'none'} stays"
-    if flags.dry_run:
-        return size, f"would remove {said}", False
-    lock = RunLock(run.folder)
-    lock.acquire()  # no training begins from now on
+    if not flags.dry_run:
+        _remove(run, parts, kept)
+    said = f"{'would remove' if flags.dry_run else 'removed'} {number} checkpoint(s)"
+    return size, f"{said}, {size / 2**20:.1f} MiB; step {', '.join(steps) or 'none'} stays"
+
+
+def _remove(run: Run, parts: Sequence[Path], kept: Sequence[Path]) -> None:
+    """Let `latest` and `best` name what stays, and remove the rest, while no training may begin."""
+    checkpoints, lock = Checkpoints(run.folder / "checkpoints"), RunLock(run.folder)
+    lock.acquire()
     mine = str(lock.path)
     try:
         if survey([run.folder], time.time())[0].state != run.state:
             raise UsageError("a training was there in the meantime")
-        _remove(parts, kept, Checkpoints(run.folder / "checkpoints"))
+        if kept:
+            write_atomically(checkpoints.folder / "latest", kept[0].name)
+        if checkpoints.best() not in kept:
+            (checkpoints.folder / "best").unlink(missing_ok=True)
+        for each in parts:
+            remove(each)
     finally:
         lock.release()
         os.unlink(mine)  # this was no attempt at the run
-    left = [each for each in parts if os.path.lexists(each)]
-    said += f"; {len(left)} file(s) could not be removed, such as {left[0]}" if left else ""
-    return size - sum(map(disk_usage, left)), f"removed {said}", bool(left)
+    if left := [each for each in parts if os.path.lexists(each)]:
+        raise UsageError(f"{len(left)} file(s) can't be removed, such as {left[0]}")
 
 
-def _remove(parts: Sequence[Path], kept: Sequence[Path], checkpoints: Checkpoints) -> None:
-    """Let `latest` and `best` name what stays, and remove the rest."""
-    if kept:
-        write_atomically(checkpoints.folder / "latest", kept[0].name)
-    if checkpoints.best() not in kept:
-        (checkpoints.folder / "best").unlink(missing_ok=True)
-    for each in parts:
-        remove(each)
-
-
-def _kept(run: Run, keep: str) -> list[Path]:
-    """Return the checkpoints that stay, the newest first; those to load from are undamaged."""
-    folder, settings = run.folder / "checkpoints", read_yaml(run.folder / "config.yaml")
+def _kept(run: Path, keep: str) -> list[Path]:
+    """Return the checkpoints that stay, the newest first; that to load from is undamaged."""
+    folder, settings = run / "checkpoints", read_yaml(run / "config.yaml")
     if not Checkpoints(folder).steps():
         return []
     every = settings.get("keep_every") if isinstance(settings, dict) else 0
-    kept = set(Checkpoints(folder, keep_every=every if isinstance(every, int) else 0).lasting())
-    if keep == "best":
-        kept.add(find(run.folder))
-    if keep == "last" or run.status == "failed":
-        kept.add(find(run.folder, "latest"))
+    lasting = Checkpoints(folder, keep_every=every if isinstance(every, int) else 0).lasting()
+    kept = {*lasting, find(run, "latest" if keep == "last" else "best")}
     return sorted(kept, key=lambda path: int(path.stem[5:]), reverse=True)
 
 
-def _removable(run: Path, kept: set[str]) -> list[Path]:
+def _removable(run: Path, kept: Sequence[Path]) -> list[Path]:
     """Return what can go, in an order in which no checkpoint is without its digests for a while."""
     parts = []
     for folder in (run / "checkpoints", *sorted(run.glob("earlier-*/checkpoints"))):
         if folder.resolve() != folder:
             raise UsageError(f"{folder} is a link")
         for each in sorted(folder.iterdir()) if folder.is_dir() else ():
-            stays = folder.parent == run and each.name.partition(".")[0] in kept
-            if PART.fullmatch(each.name) and (not stays or each.suffix == ".tmp"):
+            stays = each.suffix != ".tmp" and each.with_suffix(".pt") in kept
+            if PART.fullmatch(each.name) and not stays:
                 parts.append(each)
     return parts

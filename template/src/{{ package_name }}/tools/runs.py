@@ -1,6 +1,5 @@
 """The status of runs, read from their folders: `python -m <package> runs [FOLDER...] [--fail]`.
 
-`runs --diff A B` says what differs between two runs (facts.py).
 A run whose process died or hangs can't write that itself. It is recognized by its silence, and by
 what Slurm knows of its job.
 """
@@ -8,24 +7,26 @@ what Slurm knows of its job.
 import dataclasses
 import json
 import math
+import re
+import shlex
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from ..engine.config import read_flags
+from ..engine.config import read_flags, read_yaml
 from ..engine.errors import UsageError, printable
 from ..engine.filesystem import read_object
 from ..engine.ranks import slurm_commands as slurm
 from ..engine.run.status import KINDS
 from ..settings import Settings
 from . import program
-from .facts import aligned, commit_of, difference, flags_of, read
 
 # Files that only the folder of a run has.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
@@ -35,6 +36,9 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", 
 # Seconds. A run that wrote this recently is alive even if squeue does not know its job: squeue may
 # be another cluster's.
 LATELY = 30
+FACTS = {"command": list, "git": dict, "hostnames": list, "packages": dict, "python": dict}
+# The batch scripts give these flags.
+BATCH_FLAGS = re.compile(r"--(device|world[-_]size|run[-_]dir)[ =]('[^']*'|\S+) ?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +54,6 @@ class Flags:
     """exit with code 1 if a run that is shown failed, is stuck or lost"""
     json: Path | None = None
     """file for the same facts as JSON"""
-    diff: tuple[Path, Path] | None = None
-    """instead of a list: what differs between these two runs"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +84,6 @@ def main(argv: Sequence[str]) -> int:
         UsageError: a folder is not there.
     """
     flags = read_flags(Flags, argv, program("runs"))
-    if flags.diff:
-        print("\n".join(difference(flags.diff)) or "no difference")
-        return 0
     folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
     now = time.time()
     runs = survey(find_runs(folders), now)
@@ -167,7 +166,34 @@ def _judge(
     elif status == "preempted" and gone:
         note = f"not in the queue: to go on, submit again with --run-dir {folder}"
     facts = read(folder / "provenance.json")
-    return Run(folder, status, state, note, commit_of(facts), flags_of(facts))
+    return Run(folder, status, state, note, commit_of(facts), _flags_of(facts))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a run, such as provenance.json; {} if it can't be."""
+    with suppress(OSError, ValueError):
+        return read_object(path, FACTS)
+    return {}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return a run's settings and its number of ranks, as far as its folder has them."""
+    settings: dict[str, Any] = {}
+    with suppress(UsageError, ValueError, TypeError, KeyError):
+        settings.update(read_yaml(folder / "config.yaml"))
+        settings["ranks"] = read(folder / "provenance.json")["world_size"]
+    return settings
+
+
+def commit_of(facts: Mapping[str, Any]) -> str:
+    """Return the commit in 8 characters, with a + if there were uncommitted changes."""
+    git = facts.get("git", {})
+    return str(git.get("commit") or "")[:8] + ("+" if git.get("changes") else "")
+
+
+def _flags_of(facts: Mapping[str, Any]) -> str:
+    """Return the flags of the command line, without those that the batch scripts give."""
+    return BATCH_FLAGS.sub("", shlex.join(map(str, facts.get("command", [])[2:])))
 
 
 def table(runs: Sequence[Run], now: float) -> str:
@@ -195,6 +221,13 @@ def table(runs: Sequence[Run], now: float) -> str:
         more = [f"\n    {printable(text)}" for text in (run.flags, run.note) if text]
         lines[number] += "".join(more)
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
+    """Return rows of cells as lines, in columns; control characters are escaped."""
+    cells = [[printable(cell)[:widest] for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def local_time(seconds: float) -> str:

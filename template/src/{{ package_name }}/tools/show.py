@@ -1,12 +1,17 @@
-"""Tells everything about one run on a screen: `python -m <package> show RUN_DIR`."""
+"""Tells everything about one run on a screen: `python -m <package> show RUN_DIR`.
+
+`show RUN_DIR OTHER` says what differs between two runs.
+"""
 
 import dataclasses
+import difflib
 import os
 import re
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +23,11 @@ from ..engine.filesystem import disk_usage, read_bytes
 from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
 from . import program
-from .facts import commit_of, read, read_settings, size_text, text
-from .runs import MARKS, duration, local_time, survey
+from .runs import MARKS, aligned, commit_of, duration, local_time, read, read_settings, survey
 
 WIDTH = 106  # of the second column
 MOST_ATTEMPTS = 5
-ELSEWHERE = ("hostnames", "world_size", "global_step")  # of summary.json; other lines have them
+MOST_LINES = 2000  # of uncommitted changes that are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,25 +36,50 @@ class Flags:
 
     run: tyro.conf.Positional[Path]
     """run folder"""
+    other: tyro.conf.Positional[Path | None] = None
+    """folder of another run: show only what differs between the two"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print at most 40 lines about a run; return 0.
+    """Print at most 40 lines about a run, or what differs between two; return 0.
 
     Raises:
-        UsageError: the folder is not that of a run.
+        UsageError: a folder is not that of a run.
     """
-    folder = read_flags(Flags, argv, program("show")).run
-    if not any((folder / mark).exists() for mark in MARKS):
-        raise UsageError(f"{folder} is not the folder of a run: `runs {folder}` lists those in it")
+    flags = read_flags(Flags, argv, program("show"))
+    for folder in filter(None, (flags.run, flags.other)):
+        if not any((folder / mark).exists() for mark in MARKS):
+            raise UsageError(f"{folder} is not the folder of a run: `runs {folder}` lists some")
+    lines = _differences(flags.run, flags.other) if flags.other else _screen(flags.run)
+    print("\n".join(lines))
+    return 0
+
+
+def _screen(folder: Path) -> list[str]:
+    """Return how a run stands and what it was, in two columns."""
+    (run,) = survey([folder], now := time.time())
+    state, facts, given = run.state, read(folder / "provenance.json"), read_settings(folder)
+    silence = f"last heard {duration(now - state['updated'])} ago"
+    score = state.get("best_score")
+    best = f"{state.get('best_metric')} {_text(score)} at step {state.get('best_step')}"
+    defaults = Settings().as_dict() | {"run_dir": given.get("run_dir")}
+    made, results = _described(folder), read(folder / "summary.json")
+    results.pop("hostnames", None)
     sections = {
         "run": [str(folder.resolve())],
-        **_progress(folder),
+        "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
+        "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
+        "best": ["none" if score is None else best],
+        "results": [_joined(results)],
         "attempts": list(_attempts(folder / "attempts")),
-        **_origin(read(folder / "provenance.json"), read_settings(folder)),
+        "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n, v)})],
+        "commit": [made["commit"].replace("+", " with uncommitted changes")],
+        "command": [" ".join(map(str, facts.get("command", [])[1:]))],
+        "nodes": [f"{made['nodes']}; world size {facts.get('world_size')}, {made['launcher']}"],
+        "versions": [f"Python {made['python']}, torch {made.get('package torch')}"],
         "checkpoints": [_checkpoints(folder / "checkpoints")],
         "trackers": [_joined(read(folder / "trackers.json"))],
-        "files": [f"{size_text(disk_usage(folder))}: {'  '.join(sorted(os.listdir(folder)))}"],
+        "files": [f"{disk_usage(folder) / 2**20:.1f} MiB: {'  '.join(sorted(os.listdir(folder)))}"],
     }
     lines = []
     for name, texts in sections.items():
@@ -58,32 +87,7 @@ def main(argv: Sequence[str]) -> int:
             wrapped = textwrap.wrap(printable(each[:1000]), WIDTH, break_on_hyphens=False)
             lines += [f"{name:13}{wrapped[0]}", *(f"{'':13}{line}" for line in wrapped[1:3])]
             name = ""
-    print("\n".join(lines[:40]))
-    return 0
-
-
-def _joined(values: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name}={text(value)}" for name, value in values.items())
-
-
-def _progress(folder: Path) -> dict[str, list[str]]:
-    """Return status, progress and results."""
-    now = time.time()
-    (run,) = survey([folder], now)
-    state, summary = run.state, read(folder / "summary.json")
-    silence = f"last heard {duration(now - state['updated'])} ago"
-    score = f"{state.get('best_metric')} {text(state.get('best_score'))}"
-    best = (
-        f"{score} at step {state.get('best_step')}"
-        if state.get("best_score") is not None
-        else "none"
-    )
-    return {
-        "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
-        "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
-        "best": [best],
-        "results": [_joined({n: v for n, v in summary.items() if n not in ELSEWHERE})],
-    }
+    return lines[:40]
 
 
 def _attempts(folder: Path) -> Iterator[str]:
@@ -99,21 +103,6 @@ def _attempts(folder: Path) -> Iterator[str]:
         yield f"and {last - MOST_ATTEMPTS} earlier"
 
 
-def _origin(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return where the run came from: changed settings, code, command, machines, versions."""
-    defaults = Settings().as_dict() | {"run_dir": settings.get("run_dir")}
-    changed = {n: v for n, v in settings.items() if v != defaults.get(n, v)}
-    commit, nodes = commit_of(facts), " ".join(map(str, facts.get("hostnames", [])))
-    torch = facts.get("packages", {}).get("torch")
-    return {
-        "settings": [_joined(changed)],
-        "commit": [commit.replace("+", " with uncommitted changes")],
-        "command": [" ".join(map(str, facts.get("command", [])[1:]))],
-        "nodes": [f"{nodes}; world size {facts.get('world_size')}, {facts.get('launcher')}"],
-        "versions": [f"Python {facts.get('python', {}).get('version')}, torch {torch}"],
-    }
-
-
 def _checkpoints(folder: Path) -> str:
     """Return the steps of the checkpoints, which one is the best, and their size."""
     names = sorted(x.name for x in folder.glob("*.pt") if re.fullmatch(r"step-\d+\.pt", x.name))
@@ -121,4 +110,44 @@ def _checkpoints(folder: Path) -> str:
     with suppress(OSError):
         best = read_bytes(folder / "best").decode(errors="replace")
     steps = [name[5:-3].lstrip("0") + (" (best)" if name == best else "") for name in names]
-    return f"{', '.join(steps) or 'none'}; {size_text(disk_usage(folder))}"
+    return f"{', '.join(steps) or 'none'}; {disk_usage(folder) / 2**20:.1f} MiB"
+
+
+def _differences(*folders: Path) -> list[str]:
+    """Return a table of what differs between two runs, and some lines of their changed code."""
+    first, second = map(_described, folders)
+    diffs = [str(run.pop("diff")).splitlines()[:MOST_LINES] for run in (first, second)]
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    rows = [(name, *(_text(run.get(name, "-")) for run in (first, second))) for name in names]
+    lines = aligned([("", *map(str, folders)), *rows], widest=48) if rows else []
+    changed = difflib.unified_diff(diffs[0], diffs[1], "first", "second", n=0, lineterm="")
+    if some := [f"    {printable(line)[:100]}" for line in islice(changed, 12)]:
+        lines += ["the uncommitted changes differ:", *some]
+    return lines or ["no difference"]
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """Return settings, results, code and machines of a run, by name."""
+    facts, summary = read(folder / "provenance.json"), read(folder / "summary.json")
+    settings = {n: v for n, v in read_settings(folder).items() if n != "run_dir"}
+    return {
+        **{f"setting {name}": value for name, value in settings.items()},
+        **{f"summary {name}": summary[name] for name in summary if name != "hostnames"},
+        **{f"package {name}": version for name, version in facts.get("packages", {}).items()},
+        "commit": commit_of(facts),
+        "diff": facts.get("git", {}).get("diff") or "",
+        "python": facts.get("python", {}).get("version"),
+        "launcher": facts.get("launcher"),
+        "nodes": " ".join(map(str, facts.get("hostnames", []))),
+    }
+
+
+def _joined(values: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name}={_text(value)}" for name, value in values.items())
+
+
+def _text(value: object) -> str:
+    """Return a value as text, a float with six digits."""
+    with suppress(ValueError):  # an integer of thousands of digits
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "?"

@@ -87,7 +87,7 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
             log.info("%s: %s has it all", directory, name)
         else:
             chosen.append(name)
-    failed = send(chosen, settings, state)
+    failed = send(chosen, settings)
     sent += [name for name in chosen if name not in failed]
     if any(name in missed for name in sent):
         state["missed_by"] = [name for name in missed if name not in sent]

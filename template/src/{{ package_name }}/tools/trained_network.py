@@ -14,6 +14,7 @@ from ..engine import checkpoint_files, inference
 from ..engine.checks import check_length
 from ..engine.errors import UsageError
 from ..engine.ranks.process_group import be_deterministic, joined
+from ..engine.ranks.strategy import place
 from ..engine.ranks.world import World
 from ..engine.run.logging_setup import set_up_logging
 from ..learner import model_class
@@ -63,7 +64,10 @@ def opened(
         set_up_logging(world, all_ranks=False)
         # Rank 0 alone looks for it: a run that still trains may save another one meanwhile.
         path = world.on_main(lambda: checkpoint_files.find(flags.run, flags.checkpoint))
-        trained = inference.load(model_class(), Settings, path, changes, world)
+        trained = inference.load(model_class(), Settings, path, changes)
+        for module in trained.evaluated.values():
+            place(module, trained.learner.fsdp_units, trained.settings, world)
+        trained.device = world.device
         if trained.settings.deterministic:
             be_deterministic()
         dataset = getattr(data.load(trained.settings), flags.split)

@@ -18,7 +18,7 @@ from ..engine.errors import without_secrets
 from ..engine.filesystem import read_lines, read_object, write_atomically
 from ..engine.ranks.signals import StopRequest
 from ..engine.run.description import describe_run
-from ..engine.run.status import Status
+from ..engine.run.status import KINDS, Status
 from . import Run, load
 
 log = logging.getLogger(__name__)
@@ -74,21 +74,19 @@ class Trackers:
 
 
 def send(
-    names: Sequence[str],
-    settings: Settings,
-    state: Mapping[str, Any],
-    further: Mapping[str, Any] | None = None,
+    names: Sequence[str], settings: Settings, further: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Send trackers what they lack of a run that does not train now; return those that failed.
 
-    `state` is what its status.json holds, and `further` a line like those of its metrics.jsonl.
-    Raises OSError or ValueError if a file of the run can't be read.
+    `further` is a line like those of its metrics.jsonl. Raises OSError or ValueError if a file of
+    the run can't be read.
     """
     from ..engine.run.logging_setup import read_log
 
     # The files are read before a tracker starts.
     folder = Path(str(settings.run_dir))
     facts = read_object(folder / "provenance.json", {})
+    state = read_object(folder / "status.json", KINDS)
     lines, text = read_lines(folder / "metrics.jsonl"), read_log(folder)
     if further:
         had = {name for line in lines if line["step"] == further["step"] for name in line}

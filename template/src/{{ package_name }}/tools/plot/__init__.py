@@ -17,7 +17,7 @@ from matplotlib.figure import Figure  # not pyplot: it looks for a display and k
 from matplotlib.lines import Line2D
 
 from ...engine.config import read_flags
-from ...engine.errors import UsageError, printable
+from ...engine.errors import UsageError
 from .. import program
 from .curves import Curves, load
 
@@ -92,7 +92,7 @@ def figure(
     for number, (title, members) in enumerate(panels.items(), 1):
         first = drawn.axes[0] if drawn.axes else None  # all panels share its x axis
         axes = drawn.add_subplot(rows, columns, number, sharex=first)
-        axes.set(title=printable(title), xlabel="hours" if x == "time" else x)
+        axes.set(title=title, xlabel="hours" if x == "time" else x)
         axes.grid(alpha=0.3)
         styles = {}
         for metric, style in zip(members, STYLES, strict=False):
@@ -110,15 +110,11 @@ def figure(
                     axes.plot(xs, ys, alpha=0.25, color=colour, **look)
                     ys = list(accumulate(ys, lambda past, y: smooth * past + (1 - smooth) * y))
                 axes.plot(xs, ys, color=colour, **look)
-                styles[metric] = Line2D(
-                    [], [], color="black", label=printable(metric.split("/")[0]), **look
-                )
+                styles[metric] = Line2D([], [], color="black", label=metric.split("/")[0], **look)
         if len(styles) > 1:
             axes.legend(handles=list(styles.values()), fontsize=9)
     handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
-    drawn.legend(
-        handles, [printable(run.label) for run in runs], loc="outside lower center", frameon=False
-    )
+    drawn.legend(handles, [run.label for run in runs], loc="outside lower center", frameon=False)
     return drawn
 
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError, printable
 from ...engine.filesystem import in_range, read_lines
-from ..facts import read_settings
-from ..runs import find_runs
+from ..runs import find_runs, read_settings
 
 # Settings that have no effect on a curve.
 IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
@@ -47,7 +46,8 @@ def load(folders: Sequence[Path]) -> list[Curves]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    return {n: v for n, v in line.items() if isinstance(v, int | float) and in_range(v)}
+    numbers = {n: v for n, v in line.items() if isinstance(v, int | float) and in_range(v)}
+    return {printable(name): value for name, value in numbers.items()}
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
@@ -58,7 +58,8 @@ def labels(folders: Sequence[Path]) -> list[str]:
     differing = [n for n in names if any(s.get(n) != first.get(n) for s in runs.values())]
     shown = [name for name in differing if name not in IGNORED]
     shown = shown if len(shown) <= MAX_SETTINGS else []
-    return [
-        " ".join(["/".join(folder.parts[-2:]), *(f"{name}={settings.get(name)}" for name in shown)])
+    named = {
+        folder: ["/".join(folder.parts[-2:]), *(f"{name}={settings.get(name)}" for name in shown)]
         for folder, settings in runs.items()
-    ]
+    }
+    return [printable(" ".join(words)) for words in named.values()]
