@@ -389,4 +389,4 @@ def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "10 passed" in done.stdout
+    assert "11 passed" in done.stdout
