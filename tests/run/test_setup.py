@@ -160,9 +160,9 @@ def test_from_make_setup_to_a_trained_model(newcomer: Path, torch: str) -> None:
 
     data = os.environ.get("MNIST_DIR")
     dataset = f"--dataset mnist --data-dir '{data}'" if data else "--dataset synthetic"
-    made(newcomer, "train", f"ARGS={dataset} --run-dir runs/first --max-steps 100")
+    made(newcomer, "train", f"ARGS={dataset} --run-dir runs/first --max-steps 80")
     summary = json.loads((newcomer / "runs" / "first" / "summary.json").read_text())
-    assert (summary["world_size"], summary["global_step"]) == (2, 100)
+    assert (summary["world_size"], summary["global_step"]) == (2, 80)
     assert list((newcomer / "runs" / "first" / "tensorboard").glob("events.*"))
     assert_own_environment(newcomer, "runs/first")
     script = newcomer / ".venv" / "bin" / "demo"
