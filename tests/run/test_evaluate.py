@@ -15,7 +15,7 @@ from .test_examples import TEXT
 from .test_learner import FLAGS, check_error, make_learners
 from .test_tensorboard import tensorboard, text
 
-FSDP, TEST = "--strategy=fsdp", "evaluation-test.json"
+FSDP = "--strategy=fsdp"
 SMALL = ("--checkpoint-every=5", "--validate-every=10", "--log-every=5")
 
 
@@ -43,10 +43,13 @@ def evaluate(project: Path, log: Path, ranks: int, *words: object, **env: str) -
     return spawn(project, log, [command] * ranks, tasks(ranks, **env)).wait()
 
 
-def result(job: Job, path: Path) -> dict[str, Any]:
-    """Return what an evaluation wrote."""
+def result(job: Job, folder: Path, split: str = "test") -> dict[str, Any]:
+    """Return what an evaluation wrote, under the name of its split and step."""
     assert set(job.codes) == {0}, job.log
-    return json.loads(path.read_text())
+    (path,) = folder.glob(f"evaluation-{split}-*.json")
+    found = json.loads(path.read_text())
+    assert path.stem == f"evaluation-{split}-{found['step']:08}"
+    return found
 
 
 DIGITS, LEARNERS, TEXTS = "project", "learners", "writer"
@@ -73,7 +76,7 @@ def test_it_gives_the_numbers_of_the_training(
     before = {path.name for path in trained.run_dir.iterdir()}
     words = (trained.run_dir, f"--world-size={ranks}")
     job = evaluate(project, tmp_path / "test", ranks, *words, "--checkpoint=latest", **own)
-    found = result(job, trained.run_dir / "evaluation-test.json")
+    found = result(job, trained.run_dir)
     summary = trained.summary
     expected = {key: value for key, value in summary.items() if key.startswith("test_")}
     assert {key.replace("/", "_"): value for key, value in found["metrics"].items()} == expected
@@ -84,14 +87,14 @@ def test_it_gives_the_numbers_of_the_training(
         assert re.search(rf"(?m)^{key} +{value:.6g}$", job.log), job.log
 
     job = evaluate(project, tmp_path / "best", ranks, *words, "--split=validation", **own)
-    found = result(job, trained.run_dir / "evaluation-validation.json")
+    found = result(job, trained.run_dir, "validation")
     steps = [line for line in trained.metrics() if line["step"] == summary["best_step"]]
     expected = {k: v for line in steps for k, v in line.items() if k.startswith("validation/")}
     assert found["metrics"] == expected and expected
     if FSDP in flags:
         assert found["metrics"]["validation/parts"] == 1, "a rank has the whole network"
-    new = {path.name for path in trained.run_dir.iterdir()} - before
-    assert new == {"evaluation-test.json", "evaluation-validation.json"}
+    new = {path.name.rpartition("-")[0] for path in trained.run_dir.iterdir()} - before
+    assert new - {""} == {"evaluation-test", "evaluation-validation"}
 
 
 def test_a_sharded_checkpoint_on_one_rank_and_the_training_set(
@@ -100,10 +103,10 @@ def test_a_sharded_checkpoint_on_one_rank_and_the_training_set(
     flags = (*FLAGS, "--epochs=3", FSDP)
     trained = srun(learners, tmp_path / "run", 2, *flags, KIND="Parts").wait()
     one = evaluate(learners, tmp_path / "one", 1, trained.run_dir, "--checkpoint=latest")
-    found = result(one, trained.run_dir / "evaluation-test.json")["metrics"]
+    found = result(one, trained.run_dir)["metrics"]
     assert found["test/loss"] == pytest.approx(trained.summary["test_loss"], rel=1e-6)
     job = evaluate(learners, tmp_path / "train", 2, trained.run_dir, "--split=train")
-    metrics = result(job, trained.run_dir / "evaluation-train.json")["metrics"]
+    metrics = result(job, trained.run_dir, "train")["metrics"]
     assert set(metrics) == {key.replace("test/", "train/") for key in found}
 
 
@@ -114,7 +117,7 @@ def test_a_checkpoint_that_was_copied_elsewhere_is_enough(
     copied = tmp_path / "copied.pt"
     shutil.copy(folder / (folder / "latest").read_text(), copied)
     job = evaluate(project, tmp_path / "log", 1, copied)
-    metrics = result(job, tmp_path / "evaluation-test.json")["metrics"]
+    metrics = result(job, tmp_path)["metrics"]
     assert metrics["test/loss"] == run.summary["test_loss"]
     words = (copied, f"--output={tmp_path / 'other.json'}", "--trackers=tensorboard")
     job = evaluate(project, tmp_path / "tracked", 1, *words)
@@ -143,14 +146,14 @@ def test_a_mistake_is_answered_in_one_line(
     given = [word.format(**places) for word in words]
     job = evaluate(project, tmp_path / "log", 1, "--split=train", *given)
     check_error(job, message.format(**places))
-    assert not (run.run_dir / "evaluation-train.json").exists()
+    assert not list(run.run_dir.glob("evaluation-train*"))
 
 
 def test_missing_data_and_a_stream_are_named(project: Path, tmp_path: Path) -> None:
     trained = srun(project, tmp_path / "run", 1, "--streaming", "--max-steps=2").wait()
     job = evaluate(project, tmp_path / "stream", 1, trained.run_dir, "--split=train")
     check_error(job, "the train set is a stream, which has no index: choose another --split")
-    found = result(evaluate(project, tmp_path / "test", 1, trained.run_dir), trained.run_dir / TEST)
+    found = result(evaluate(project, tmp_path / "test", 1, trained.run_dir), trained.run_dir)
     assert found["metrics"]["test/loss"] == trained.summary["test_loss"]
 
     folder = trained.run_dir / "checkpoints"
@@ -164,7 +167,7 @@ def test_missing_data_and_a_stream_are_named(project: Path, tmp_path: Path) -> N
     torch.save(state, tmp_path / "copied.pt")
     job = evaluate(project, tmp_path / "step", 1, tmp_path / "copied.pt")
     check_error(job, "copied.pt does not fit model.py (step is '5')")
-    assert not (tmp_path / "evaluation-test.json").exists()
+    assert not list(tmp_path.glob("evaluation-*"))
 
 
 def test_trackers_get_each_number_once(run: Job, project: Path, tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_trackers_get_each_number_once(run: Job, project: Path, tmp_path: Path) 
         shown = [(event.step, event.value) for event in events.Scalars("test/loss")]
         assert sorted({step for step, _ in shown}) == sorted({best, 30})
         assert len(shown) == len({best, 30})
-        metrics = json.loads((job.run_dir / TEST).read_text())["metrics"]
+        metrics = result(job, job.run_dir)["metrics"]
         assert dict(shown)[best] == pytest.approx(metrics["test/loss"])
         assert [event.step for event in events.Scalars("train/loss")] == [*range(5, 31, 5)]
         assert text(events, "status") == "finished"
@@ -198,7 +201,7 @@ def test_a_run_that_trains_is_evaluated(project: Path, tmp_path: Path) -> None:
     tracked = evaluate(project, tmp_path / "tracked", 1, job.run_dir, "--trackers=tensorboard")
     check_error(tracked, f"{job.run_dir} trains right now: leave --trackers out, or wait for its")
     found = evaluate(project, tmp_path / "log", 1, job.run_dir, "--checkpoint=latest")
-    step = result(found, job.run_dir / TEST)["step"]
+    step = result(found, job.run_dir)["step"]
     assert job.processes[0].poll() is None, "it ended before it was evaluated"
     assert 5 <= step < job.wait().summary["global_step"] == 60
     assert len(list((job.run_dir / "attempts").glob("*.json"))) == 1

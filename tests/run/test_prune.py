@@ -272,6 +272,11 @@ def test_a_finished_run_does_not_begin_again(
         again = launch(1, *KEPT, *flags, name=name)
         assert "nothing is left to do" in again.log and again.codes == [0]
     assert before == ((run / "summary.json").read_bytes(), (run / "metrics.jsonl").read_bytes())
+    longer = launch(1, *KEPT, "--max-steps=50", name=name)
+    assert longer.codes == [1]
+    assert f"{run} has a run that finished at step 33, and no checkpoint to go on from" in (
+        longer.log
+    )
     # Whoever wants it anew gets it, and what was there is kept.
     anew = launch(1, *KEPT, "--resume=never", name=name)
     assert anew.summary["resumed_from_step"] is None

@@ -316,7 +316,7 @@ def test_checkpoints_are_kept_evaluated_and_removed(mine: Path) -> None:
 
     assert steps() == [20, 30, 40, 50]
     assert "validation/accuracy" in shell(mine, evaluate)
-    (found,) = (mine / "runs/demo/kept").rglob("evaluation-validation.json")
+    (found,) = (mine / "runs/demo/kept").rglob("evaluation-validation-00000020.json")
     assert json.loads(found.read_text())["step"] == 20
     shell(mine, dry)
     assert steps() == [20, 30, 40, 50]

@@ -55,7 +55,8 @@ def test_a_job_evaluates(projects: dict[str, Project], launcher: str) -> None:
     job = project.sbatch("--array=4", script, "evaluate", *words)
     task = Job(project, f"{job.id}_4").wait()
     assert task.state == "COMPLETED", task.log
-    found = json.loads((trained.run_dir / "evaluation-test.json").read_text())
+    (path,) = trained.run_dir.glob("evaluation-test-*.json")
+    found = json.loads(path.read_text())
     assert found["world_size"] == summary["world_size"] == 2
     for name in ("loss", "accuracy"):
         assert found["metrics"][f"test/{name}"] == summary[f"test_{name}"]

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ class Trainer:
         if settings.resume != "never" and (end := world.on_main(self._finished_step)):
             log.info(
                 "nothing is left to do: summary.json says that this run has finished at step %d; "
-                "--run-dir chooses another, larger --epochs or --max-steps prolong this one",
+                "choose another --run-dir, or larger --epochs, --max-steps or --patience",
                 end,
             )
             return 0
@@ -120,13 +120,25 @@ class Trainer:
         """Return the step of summary.json if it is the end by these settings, else 0.
 
         Its checkpoint may have been removed. A longer run has the summary of an earlier end.
+
+        Raises:
+            UsageError: the run should go on, but has no checkpoint.
         """
         kinds = dict.fromkeys(("epochs", "global_step", "validations_since_best"), int)
-        with suppress(OSError, ValueError):
+        try:
             summary = read_object(self.checkpointing.run_dir / "summary.json", kinds)
-            epoch, step, since_best = (summary.get(name, 0) for name in kinds)
-            end = Position(epoch=epoch, step=step, validations_since_best=since_best)
-            return step if step >= self.position.step and end.is_end(self.settings) else 0
+        except (OSError, ValueError):
+            return 0
+        epoch, step, since_best = (summary.get(name, 0) for name in kinds)
+        end = Position(epoch=epoch, step=step, validations_since_best=since_best)
+        if step >= self.position.step and end.is_end(self.settings):
+            return step
+        if step and self.checkpointing.resumed_from is None:
+            raise UsageError(
+                f"{self.checkpointing.run_dir} has a run that finished at step {step}, and no "
+                "checkpoint to go on from: choose another --run-dir, or --resume never to start "
+                "again here"
+            )
         return 0
 
     def _train_epoch(self) -> bool:
@@ -167,6 +179,9 @@ class Trainer:
                 self.save()
         totals.result()  # after the last step, too: no all-reduce may stay pending
         bar.close()
+        last = position.is_end(settings) or (samples == 0 and position.epoch + 1 >= settings.epochs)
+        if last and not stopping and position.step % settings.log_every:
+            self._log_step()  # the steps since the last line
         if stopping:
             self._stop()
         elif samples == 0:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class Flags(trained_network.Flags):
     """Evaluate a trained network as the training does, and write its metrics as JSON.
 
-    They go to evaluation-SPLIT.json. With torchrun or srun, all ranks take part. On as many ranks
-    as the training had, they are equal to the last digit.
+    They go to evaluation-SPLIT-STEP.json. With torchrun or srun, all ranks take part. On as many
+    ranks as the training had, they are equal to the last digit.
     """
 
     trackers: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             "split": flags.split,
             "world_size": world.size,
         }
-        output = flags.output or folder / f"evaluation-{flags.split}.json"
+        output = flags.output or folder / f"evaluation-{flags.split}-{trained.step:08}.json"
         world.on_main(lambda: write(output, facts, found))
         line = {"step": trained.step, "time": time.time(), **found.metrics}
         if names and world.is_main:

@@ -30,7 +30,7 @@ class Flags:
     split: Literal["train", "validation", "test"] = "test"
     """which dataset of data.py"""
     checkpoint: Literal["best", "latest"] = "best"
-    """which checkpoint of the run folder"""
+    """which checkpoint of the run folder; for another one, name its file instead of the folder"""
     output: Path | None = None
     """file to write; else one named after SPLIT in the run folder or beside the checkpoint"""
     data_dir: str | None = None
