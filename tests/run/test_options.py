@@ -306,6 +306,9 @@ def test_provenance_is_found_whatever_surrounds_it(
     answers.write_text("_src_path: https://me:hunter2@host/x\nsince: 2026-01-30\n")
     # What pip leaves of a package that it could not remove.
     (tmp_path / "half-1.0.dist-info").mkdir()
+    import importlib_metadata  # its own finder, which a tracker's packages may install, raises
+
+    importlib_metadata.version("torch")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "--api-key", "0123456789abcdef0123"])
     found = provenance.collect(world)

@@ -45,8 +45,11 @@ def collect(world: World) -> dict[str, Any]:
     if commit is None and any((each / ".git").exists() for each in (here, *here.parents)):
         # Such as where the folder is another user's.
         log.warning("provenance.json has no commit: 'git rev-parse HEAD' fails here and says why")
-    found = (each.metadata for each in distributions())
-    packages = [each for each in found if each and each["Name"]]  # one may be half removed
+    packages: dict[str, str] = {}
+    for each in distributions():
+        with suppress(OSError, KeyError):  # pip may have left a half of one
+            if each.metadata and (name := each.metadata["Name"]):
+                packages[name] = each.metadata["Version"]
     # Either may hold a secret: a flag, or the login in the address of the template.
     started = json.dumps([sys.argv, _answers()], ensure_ascii=False, default=str)
     command, template = json.loads(_hidden(started))
@@ -59,7 +62,7 @@ def collect(world: World) -> dict[str, Any]:
         },
         "template": template,
         "python": {"version": platform.python_version(), "executable": sys.executable},
-        "packages": dict(sorted((each["Name"], each["Version"]) for each in packages)),
+        "packages": dict(sorted(packages.items())),
         "platform": platform.platform(),
         "hostnames": list(dict.fromkeys(world.hostnames)),
         "world_size": world.size,
