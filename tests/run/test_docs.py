@@ -153,9 +153,9 @@ def test_the_hook_of_the_guide_logs_a_picture(project: Path, tmp_path: Path) -> 
     """For digits; tests/run/test_examples.py has the other examples."""
     root = put_hook(shutil.copytree(project, tmp_path / "demo"))
     job = srun(root, tmp_path / "run", 2, "--max-steps=4", "--validate-every=2").wait()
-    drawn = {path.name for path in (job.run_dir / "figures").glob("*-predictions-*.png")}
-    names = ("validation-predictions-00000002", "validation-predictions-00000004")
-    assert drawn == {f"{name}.png" for name in (*names, "test-predictions-00000004")}, job.log
+    drawn = {path.name for path in (job.run_dir / "figures").glob("*-first-*.png")}
+    names = ("validation-first-00000002", "validation-first-00000004")
+    assert drawn == {f"{name}.png" for name in (*names, "test-first-00000004")}, job.log
 
 
 def test_the_smallest_model_trains(project: Path, tmp_path: Path) -> None:
