@@ -139,7 +139,7 @@ def test_the_hook_of_the_guide_logs_at_each_evaluation(example: Example, tmp_pat
     hooked = replace(example, project=put_hook(shutil.copytree(example.project, tmp_path / "demo")))
     job = hooked.train(2, tmp_path / "run", "--max-steps=4", "--validate-every=2").wait()
     assert job.codes == [0, 0], job.log
-    what, kind = ("text", "txt") if example.name == "text" else ("predictions", "png")
+    what, kind = ("text", "txt") if example.name == "text" else ("first", "png")
     logged = {path.name for path in (tmp_path / "run/figures").glob(f"*-{what}-*.{kind}")}
     expected = (("validation", 2), ("validation", 4), ("test", 4))
     assert logged == {f"{split}-{what}-{step:08}.{kind}" for split, step in expected}
