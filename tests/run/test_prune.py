@@ -277,10 +277,10 @@ def test_a_finished_run_does_not_begin_again(
     assert f"{run} has a run that finished at step 33, and no checkpoint to go on from" in (
         longer.log
     )
-    # Whoever wants it anew gets it, and what was there is kept.
-    anew = launch(1, *KEPT, "--resume=never", name=name)
-    assert anew.summary["resumed_from_step"] is None
-    assert anew.summary["parameters_sha256"] == json.loads(before[0])["parameters_sha256"]
+    # It can be started again, and what was there is kept.
+    again = launch(1, *KEPT, "--resume=never", name=name)
+    assert again.summary["resumed_from_step"] is None
+    assert again.summary["parameters_sha256"] == json.loads(before[0])["parameters_sha256"]
     assert (run / "earlier-1/summary.json").read_bytes() == before[0]
 
 
