@@ -85,7 +85,7 @@ def test_what_stays_of_a_finished_run(project: Path, run: Path, keep: str, left:
     assert dry[-1] == said[-1].replace("freed", "would be freed")
     assert dry[0] == said[0].replace("removed", "would remove")
     stays = ", ".join(map(str, left[::-1]))
-    assert f"checkpoint(s), {freed:.1f} MiB; step {stays} stays" in said[0]
+    assert f"checkpoint(s), {freed:.1f} MiB; kept: step {stays}" in said[0]
     assert prune(project, root, f"--keep={keep}")[1][0].endswith(": nothing to remove")
 
     assert not list(aside.iterdir()) and (run / "checkpoints/notes.txt").exists()

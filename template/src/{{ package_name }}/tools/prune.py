@@ -80,7 +80,7 @@ def _prune(run: Run, flags: Flags) -> tuple[int, str]:
     if not flags.dry_run:
         _remove(run, parts, kept)
     said = f"{'would remove' if flags.dry_run else 'removed'} {number} checkpoint(s)"
-    return size, f"{said}, {size / 2**20:.1f} MiB; step {', '.join(steps) or 'none'} stays"
+    return size, f"{said}, {size / 2**20:.1f} MiB; kept: step {', '.join(steps) or 'none'}"
 
 
 def _remove(run: Run, parts: Sequence[Path], kept: Sequence[Path]) -> None:
