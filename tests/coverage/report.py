@@ -16,7 +16,7 @@ from coverage import Coverage, CoverageData
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "template/src/{{ package_name }}"
-TRACED = re.compile(r"^\++ (\S+):(\S*slurm/common\.sh):(\d+) ")
+TRACED = re.compile(r"^\++ (\S+):(\S*slurm/\w+\.sh):(\d+) ")
 # Lines of bash that are no commands of their own.
 NO_COMMAND = re.compile(r"\s*($|#|(fi|done|else|esac|\}|;;)\s*$|[\w-]+\(\) \{|[^()]*\)$)")
 # The lines of a text that a command reads.
@@ -38,7 +38,7 @@ def python_lines(folder: Path) -> dict[str, set[int]]:
 
 
 def bash_lines(folder: Path) -> dict[str, bool]:
-    """Return the commands of all renders of common.sh, and whether each was run by any of them."""
+    """Return the commands of all renders of slurm/*.sh, and whether each was run by any of them."""
     ran: dict[Path, set[int]] = defaultdict(set)
     for path in folder.glob("bash.*"):
         for line in path.read_text(errors="replace").splitlines():
@@ -68,7 +68,7 @@ def main() -> None:
     os.chdir(PACKAGE)
     merged.report(show_missing=True, skip_covered=True)
     commands = bash_lines(folder)
-    print(f"\nslurm/common.sh: {sum(commands.values())} of {len(commands)} commands; not:")
+    print(f"\nslurm/*.sh: {sum(commands.values())} of {len(commands)} commands; not:")
     print("\n".join(f"    {command}" for command, ran in commands.items() if not ran))
 
 

@@ -11,7 +11,7 @@ Files = dict[str, str]
 # Each kind of class, and the test that runs each class of it.
 KINDS = {
     "`src/` and `configs/`": "tests/run/test_variants.py",
-    "batch scripts, with `common.sh`": "tests/slurm/test_every_script.py",
+    "batch scripts, with the `.sh` files they source": "tests/slurm/test_every_script.py",
     "`Makefile`": "tests/run/test_every_command.py",
     "`scripts/setup.sh`": "tests/run/test_every_command.py",
     "jobs of a project's own CI": "tests/run/test_every_command.py",
@@ -104,11 +104,16 @@ def contents(answers: Mapping[str, object], files: Files) -> Iterator[tuple[str,
     yield TREES, "configs/train.yaml", Tree.of(answers)
     for path, text in files.items():
         if path.endswith(".sbatch"):
-            yield SCRIPTS, path, (text, files["slurm/common.sh"])
+            yield SCRIPTS, path, (text, *shared(files).values())
         elif path == "pyproject.toml":
             yield PROJECTS, path, text
         elif path in UNNAMED:
             yield UNNAMED[path], path, unnamed(text, package)
+
+
+def shared(files: Files) -> Files:
+    """Return the shell code that a project's batch scripts share, by path."""
+    return {path: text for path, text in files.items() if re.fullmatch(r"slurm/\w+\.sh", path)}
 
 
 def unnamed(text: str, package: str) -> str:

@@ -304,7 +304,7 @@ def test_directives_follow_their_answers(render: Renderer) -> None:
         "--signal=USR2@90",
     ):
         assert f"#SBATCH {line}\n" in multi
-    assert "scontrol requeue" not in files["slurm/common.sh"]
+    assert "scontrol requeue" not in files["slurm/resume.sh"]
     for name in ("python/3.12", "cuda/12.4", "nccl"):
         assert f"\nload_module {name}\n" in multi
     # The CPU script asks for no GPU and loads nothing that is for one.

@@ -20,7 +20,13 @@ ANSWERS = {
     "time_limit": "12:00:00",
     "modules": "python/3.12\ncuda/12.4",
 }
-SCRIPTS = ["train_cpu.sbatch", "train_single_node.sbatch", "train_multi_node.sbatch", "common.sh"]
+SCRIPTS = [
+    "train_cpu.sbatch",
+    "train_single_node.sbatch",
+    "train_multi_node.sbatch",
+    "common.sh",
+    "resume.sh",
+]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])

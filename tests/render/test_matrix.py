@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from classes import Classes
+from classes import Classes, shared
 from renderer import Renderer, tomllib
 from variants import (
     MATRICES,
@@ -37,14 +37,14 @@ def test_every_question_has_samples() -> None:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_variants(classes: Classes, tool: dict[str, str], tmp_path: Path, matrix: str) -> None:
-    distinct: dict[str, tuple[str, str, str]] = {}
+    distinct: dict[str, tuple[str, str, dict[str, str]]] = {}
     count = 0
     for answers, files in ((v.answers, v.files) for v in classes.variants if v.matrix == matrix):
         check(answers, files)
         for path, text in files.items():
             digest = hashlib.sha256(text.encode()).hexdigest()
             if digest not in LINTED:
-                distinct.setdefault(digest, (path, text, files["slurm/common.sh"]))
+                distinct.setdefault(digest, (path, text, shared(files)))
         count += 1
     lint(distinct.values(), tool, tmp_path)
     LINTED.update(distinct)
@@ -99,13 +99,15 @@ def digest_of_tree(answers: Answers, files: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def lint(files: Iterable[tuple[str, str, str]], tool: dict[str, str], folder: Path) -> None:
+def lint(
+    files: Iterable[tuple[str, str, dict[str, str]]], tool: dict[str, str], folder: Path
+) -> None:
     """Run the shell's, shellcheck's, ruff's and Python's checks once over all distinct files.
 
     A batch script is checked with the functions that it shares with others in its project.
     """
     scripts, modules = [], []
-    for number, (path, text, common) in enumerate(files):
+    for number, (path, text, sourced) in enumerate(files):
         kind = {".sbatch": scripts, ".sh": scripts, ".py": modules}.get(Path(path).suffix)
         if kind is None:
             continue
@@ -113,7 +115,8 @@ def lint(files: Iterable[tuple[str, str, str]], tool: dict[str, str], folder: Pa
         target.parent.mkdir(parents=True)
         target.write_text(text)
         if path.endswith(".sbatch"):
-            (folder / f"{number}" / "slurm" / "common.sh").write_text(common)
+            for name, content in sourced.items():
+                (folder / f"{number}" / name).write_text(content)
         kind.append(str(target))
     for script in scripts:
         subprocess.run(["bash", "-n", script], check=True)

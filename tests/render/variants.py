@@ -207,6 +207,7 @@ ALWAYS = (
     "scripts/setup.ps1",
     "scripts/setup.sh",
     "slurm/common.sh",
+    "slurm/resume.sh",
     "tests/conftest.py",
     "tests/test_learns.py",
     "tests/test_train.py",

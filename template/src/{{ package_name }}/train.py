@@ -44,7 +44,7 @@ def run(settings: Settings, request: StopRequest) -> int:
     """Train with these settings; every rank calls this.
 
     Return the exit code of the process: 0, or 75 if a signal stopped the run after a checkpoint.
-    Slurm requeues a job that exits with 75 (slurm/common.sh).
+    Slurm requeues a job that exits with 75 (slurm/resume.sh).
     """
     trackers = select(settings.trackers)
     make = model_class()

@@ -13,7 +13,7 @@ from typing import ClassVar
 EXIT_CODE = 75
 """Exit code of a run that a signal stopped after a checkpoint: EX_TEMPFAIL, try again.
 
-slurm/common.sh requeues a job that exits with it, and __main__.py knows it.
+slurm/resume.sh requeues a job that exits with it, and __main__.py knows it.
 """
 
 
