@@ -120,45 +120,6 @@ commit       $(git describe --always --dirty --abbrev=12 2>/dev/null || echo non
 END
 }
 
-# From 24.05 on, Slurm requeues a job that leaves while it is preempted. To ask for it, too, would
-# make the job start once more after its end, up to 25.11.
-slurm_requeues() {
-    local version
-    version=$(scontrol --version | tr -dc 0-9)
-    [[ $1 != N/A && ${version:0:4} -ge 2405 ]] &&
-        [[ $(scontrol show config) == *preempt/partition_prio* ]] &&
-        [[ $(scontrol show partition "$SLURM_JOB_PARTITION") =~ PreemptMode=[A-Z,]*REQUEUE ]]
-}
-
-# requeue STOPPED: puts the job back into the queue, unless somebody cancelled it, and says so.
-requeue() {
-    local job before pause state restarts preempted reason
-    local end="but Slurm did not confirm a requeue: if 'squeue --me' lacks the job, $resubmit"
-    job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-    job=${job:-$SLURM_JOB_ID}
-    before=${SLURM_RESTART_COUNT:-0}
-    # More than once: Slurm's controller may be too busy to answer.
-    for pause in 0 5 30; do
-        sleep "$pause"
-        read -r state restarts preempted reason < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,Reason:60) || continue
-        if ((restarts > before)); then
-            end="and back to the queue"
-        elif [[ $state != RUNNING && $reason != TimeLimit* ]]; then
-            end="and not requeued: the job was cancelled"
-        elif slurm_requeues "$preempted"; then
-            end="and back to the queue"
-        elif ((before >= ${MAX_REQUEUES:-10})); then
-            end="and not requeued: that was done $before times; $resubmit, or with a larger MAX_REQUEUES"
-        elif scontrol requeue "$job"; then
-            end="and back to the queue"
-        else
-            continue
-        fi
-        break
-    done
-    echo "$1, $end"
-}
-
 # choose_command [COMMAND] FLAG...: sets `command`, train unless another one is given, such as evaluate,
 # and its `flags`. Each task of an array trains with a seed of its own.
 # shellcheck disable=SC2034 # the scripts use flags
@@ -169,35 +130,5 @@ choose_command() {
     [[ $command != train || -z ${SLURM_ARRAY_TASK_ID:-} ]] || flags=(--seed="$SLURM_ARRAY_TASK_ID" "$@")
 }
 
-# What to do with a job that was stopped and is not in the queue.
-resubmit="submit again with --run-dir and the run's folder, and the same flags"
-
-# run_resumable COMMAND...: runs what Slurm may stop, and returns its exit code, which ends the job
-# unless it is 0. 75: a signal stopped it, after a checkpoint.
-# Above 128: a signal killed a rank, as when memory runs out. In both cases the job goes back to the
-# queue, and on from its newest checkpoint when it starts again.
-run_resumable() {
-    local status=0
-    if [[ ${command:-train} != train ]]; then # it saves no checkpoint
-        export MAX_REQUEUES=0 # for slurm/task_epilog.sh
-        "$@"
-        return
-    fi
-    [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
-    # A rank that fails makes this file. Those that wait for it are stopped then, and srun's exit code
-    # tells of them alone.
-    export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
-    # Slurm signals the ranks by itself. This shell only has to outlive them.
-    trap : TERM
-    "$@" || status=$?
-    if rm "$FAILURE_FILE" 2>/dev/null && ((status > 128)); then
-        status=1
-    fi
-    if ((status == 75)); then
-        requeue "stopped after a checkpoint"
-    elif ((status > 128)); then
-        requeue "a rank or its launcher was killed (exit code $status)"
-    fi
-    trap - TERM
-    return "$status"
-}
+# shellcheck source=slurm/resume.sh
+. slurm/resume.sh
