@@ -73,7 +73,8 @@ def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
                 value["value"] if isinstance(value, dict) else value for value in choices.values()
             ]
         )
-        meaning += f" ({', '.join(values)})"
+        words = (value if isinstance(value, str) else json.dumps(value) for value in values)
+        meaning += f" ({', '.join(words)})"
     title = name if "ask" in question else f"**{name}**"
     usual = DEFAULTS.get(name) or default(question["default"])
     cells = (title, meaning, usual, decides(name, render))

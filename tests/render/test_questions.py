@@ -69,6 +69,7 @@ def test_an_answer_of_the_wrong_type_is_refused_by_name(render: Renderer, name: 
         "list": ["cpu", "", None, 3, {}],
         "int": ["two", "", None, 2.5, True, [2], "1 2"],
         "bool": ["maybe", "", None, [True], 2],
+        "yaml": ["maybe", "expedite", "", None, [True], 2, 1, {}],
         "str": [None],
     }
     for value in wrong[kind]:
@@ -182,6 +183,21 @@ def test_quick_and_full_differ_in_nothing_but_what_they_ask(render: Renderer) ->
         "setup: full", "setup: quick"
     )
     assert quick == full
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        *[(True, "true"), ("true", "true"), ("yes", "true"), (False, "false"), ("no", "false")],
+        ("expedited", "expedited"),
+    ],
+)
+def test_requeue_is_recorded_as_before_it_had_a_third_choice(
+    render: Renderer, given: object, recorded: str
+) -> None:
+    files = render({"requeue": given})
+    assert f"\nrequeue: {recorded}\n" in files[".copier-answers.yml"]
+    assert ("slurm/task_epilog.sh" in files) == (recorded != "false")
 
 
 def test_computed_values_cannot_be_set(render: Renderer) -> None:

@@ -23,7 +23,10 @@ COMMANDS = {
     ),
     "scontrol": """case $* in
 --version) echo "slurm-wlm ${SLURM_VERSION:-22.05.8}" ;;
-"show config") echo "PreemptType = preempt/${PREEMPT_TYPE:-partition_prio}" ;;
+"show config")
+    echo "AuthInfo = ${AUTH_INFO:-(null)}"
+    echo "PreemptType = preempt/${PREEMPT_TYPE:-partition_prio}"
+    echo "SchedulerParameters = ${SCHEDULER:-(null)}" ;;
 "show partition gpu") echo "PartitionName=gpu PreemptMode=${PREEMPT_MODE:-REQUEUE} State=UP" ;;
 "show job 123456") echo "JobId=123456 ArrayJobId=123450 Restarts=1 " ;;
 "show hostnames"*) printf "n%s\\n" {1..9} ;;
@@ -289,6 +292,36 @@ def test_a_stopped_or_killed_job_goes_back_to_the_queue(
     code, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=status, JOB_STATE=state)
     assert code == int(status) and "back to the queue" in log
     assert srun.noted("requeued") == ["requeue 123456"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "seconds"),
+    [
+        ({}, 120),
+        ({"AUTH_INFO": "socket=/run/munge,cred_expire=60"}, 60),
+        ({"AUTH_INFO": "cred_expire=60", "SCHEDULER": "bf_interval=9,requeue_delay=5"}, 5),
+    ],
+)
+def test_the_log_says_how_long_a_requeued_job_waits(
+    srun: Submission, facts: dict[str, str], seconds: int
+) -> None:
+    _, log = srun.run("train_single_node", **ONE_NODE, **facts, SRUN_EXIT="75")
+    assert f"back to the queue, where it waits for {seconds} seconds at least\n" in log
+    _, log = srun.run("train_single_node", **ONE_NODE, **facts, SRUN_EXIT="75", MAX_REQUEUES="0")
+    assert "not requeued" in log and "seconds at least" not in log
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_only_an_expedited_job_that_ended_well_is_kept_from_the_queue(
+    render: Renderer, tmp_path: Path, code: int
+) -> None:
+    project = submission(render, tmp_path, requeue="expedited")
+    for name in ("single_node", "multi_node", "cpu"):
+        script = (project.root / f"slurm/train_{name}.sbatch").read_text()
+        assert "\n#SBATCH --requeue=expedite\n" in script
+    assert project.run("train_single_node", **ONE_NODE, SRUN_EXIT=f"{code}")[0] == code
+    asked = {0: ["update JobId=123456 Requeue=0"], 1: [], 75: ["requeue 123456"]}
+    assert project.noted("requeued") == asked[code]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ SAMPLES: dict[str, list[Any]] = {
     "exclusive": [False, True],
     "mail_user": ["", "ada@example.org"],
     "mail_type": [["END", "FAIL"], ["ALL"]],
-    "requeue": [True, False],
+    "requeue": [True, False, "expedited"],
     "signal_lead_seconds": [120, 300],
     "sbatch_options": ["", "--gres-flags=disable-binding\n--exclude=n[7-8]\n--mem-bind=local"],
     "cpu_sbatch_options": ["", "--qos=normal\n--mem=1G\n--exclusive"],

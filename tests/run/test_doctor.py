@@ -257,6 +257,26 @@ def test_what_slurm_says_is_passed_on(place: Place, words: str, answer: str) -> 
     assert f"refuses slurm/train_cpu.sbatch: {words}: change its #SBATCH lines" in refused
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [  # of Slurm 22.05, 26.05, and 25.11 where the site does not allow it
+        "sbatch: option '--requeue' doesn't allow an argument\nTry \"sbatch --help\" for more",
+        "sbatch: error: Invalid --requeue specification",
+        "allocation failure: Requested operation not supported on this system",
+    ],
+)
+def test_an_expedited_requeue_that_slurm_refuses_is_named(place: Place, answer: str) -> None:
+    script = place.project / "slurm/train_cpu.sbatch"
+    text = script.read_text()
+    script.write_text(text.replace("--requeue\n", "--requeue=expedite\n"))
+    place.commands({"sbatch": f"cat >&2 <<'END'\n{answer}\nEND\nexit 1"})
+    code, found = place.doctor(*QUIET)
+    assert code == 1
+    refused, *others = lines(found, "Slurm")
+    assert f"{answer.splitlines()[0]}: --requeue=expedite needs Slurm 25.11 or newer" in refused
+    assert all("change its #SBATCH lines" in line for line in others)
+
+
 def test_in_a_job_nothing_is_submitted(place: Place) -> None:
     place.commands({"sbatch": "exit 1"})
     code, found = place.doctor(*QUIET, SLURM_JOB_ID="77")

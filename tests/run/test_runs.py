@@ -87,6 +87,7 @@ def test_a_run_that_finished_and_one_that_was_killed(
         ("echo '77 RUNNING (None)'", {}, 60, "running", ""),
         ("echo '77 SUSPENDED (None)'", {}, 900, "stuck", "; Slurm: SUSPENDED"),
         ("echo '77 PENDING (BeginTime)'", {}, 900, "queued", "Slurm: PENDING (BeginTime)"),
+        ("echo '77 EXPEDITING (None)'", {}, 900, "queued", "Slurm: EXPEDITING (None)"),
         (
             "echo '77 REQUEUE_HOLD (None)'",
             {"status": "failed", "error": "gone"},

@@ -339,6 +339,7 @@ SlurmdTimeout={5 if self.hasty else 300}
 MessageTimeout={10 if self.hasty else 100}
 KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0
+SlurmctldParameters=enable_expedited_requeue
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {"JobSubmitPlugins=lua" if self.job_submit else ""}

@@ -164,6 +164,32 @@ def test_a_rank_is_killed(
     check_same(job, uninterrupted)
 
 
+def test_an_expedited_job_comes_back_at_once(
+    cluster: Cluster, make_project: MakeProject, uninterrupted: Job
+) -> None:
+    project = make_project(requeue="expedited", launch_modes=["cpu"])
+    if cluster.version < "25.11":
+        command = (".venv/bin/python", "-m", "demo", "doctor", "--device=cpu", "--trackers=none")
+        said = cluster.run(*command, cwd=project.root, check=False).stdout
+        assert "t allow an argument: --requeue=expedite needs Slurm 25.11 or newer" in said
+        return
+    job = submit(project).wait_for_step(30)
+    job.ranks()[1].kill()
+    job.wait_for_restart()
+    check_same(job, uninterrupted)
+    assert "back to the queue\n" in job.log and job.facts["ExpeditedRequeue"] == "Yes"
+    # Slurm does the same after a node failure.
+    job = submit(project).wait_for_step(30)
+    cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    check_same(job, uninterrupted)
+    # Slurm holds a job that fails on nodes without a fault.
+    failed = submit(project, flags=("--epochs=none",)).wait_until("REQUEUE_HOLD", *ENDED)
+    assert (failed.state, failed.restarts) == ("REQUEUE_HOLD", 1)
+    cancelled = submit(project).wait_for_step(25)
+    cluster.run("scancel", cancelled.id)
+    assert (cancelled.wait().state, cancelled.restarts) == ("CANCELLED", 0), cancelled.log
+
+
 @pytest.mark.slow
 def test_one_task_of_an_array_comes_back_alone(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
@@ -295,16 +321,29 @@ if os.environ.get("SLURM_PROCID") == "1":
 """
 
 
-@pytest.mark.parametrize("fault", [FAILS, FAILS_AT_IMPORT], ids=["training", "import"])
-def test_a_fault_of_the_program_ends_the_job(make_project: MakeProject, fault: str) -> None:
-    """The other rank is killed, or leaves: srun's exit code tells that alone."""
-    project = make_project(launch_modes=["cpu"])
+@pytest.mark.parametrize(
+    ("launcher", "fault"),
+    [
+        pytest.param("srun", FAILS, id="training"),
+        pytest.param("torchrun", FAILS, id="torchrun", marks=pytest.mark.slow),
+        pytest.param("srun", FAILS_AT_IMPORT, id="import"),
+    ],
+)
+def test_a_fault_of_the_program_ends_the_job(
+    make_project: MakeProject, launcher: str, fault: str
+) -> None:
+    """The other rank is killed, or leaves: srun's exit code tells that alone.
+
+    From Slurm 26.05 on it gets SIGTERM first, as if it were to save and stop.
+    """
+    project = make_project(launch_modes=["cpu"], launcher=launcher)
     with (project.root / "src/demo/model.py").open("a") as file:
         file.write(fault)
     job = submit(project)
     wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
     assert "ValueError: a fault of the program" in job.log
+    assert "after a checkpoint" not in job.log
 
 
 @both_launchers

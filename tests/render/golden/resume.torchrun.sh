@@ -13,7 +13,7 @@ slurm_requeues() {
 
 # requeue STOPPED: puts the job back into the queue, unless somebody cancelled it, and says so.
 requeue() {
-    local job before pause state restarts preempted reason
+    local config job before pause state restarts preempted reason
     local end="but Slurm did not confirm a requeue: if 'squeue --me' lacks the job, $resubmit"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
@@ -37,6 +37,11 @@ requeue() {
         fi
         break
     done
+    # Until the job has ended, squeue does not know when it may start again.
+    if [[ $end == "and back"* ]] && config=$(scontrol show config) &&
+        [[ $config =~ requeue_delay=([0-9]+) || $config =~ cred_expire=([0-9]+) || $config == *AuthInfo* ]]; then
+        end+=", where it waits for ${BASH_REMATCH[1]:-120} seconds at least"
+    fi
     echo "$1, $end"
 }
 

@@ -32,7 +32,10 @@ from . import program
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
 TROUBLE = ("failed", "stuck", "lost")
 # Slurm's states of a job that will start, or start again.
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+WAITING = (
+    *("PENDING", "CONFIGURING", "EXPEDITING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
+    "SPECIAL_EXIT",
+)
 # Seconds. A run that wrote this recently is alive even if squeue does not know its job: squeue may
 # be another cluster's.
 LATELY = 30

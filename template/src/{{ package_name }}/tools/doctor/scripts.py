@@ -89,7 +89,13 @@ def _submission(path: Path) -> Finding:
     """Pass on what Slurm says to a script."""
     answer = run("sbatch", "--test-only", str(path))
     # sbatch --test-only writes its answer to stderr, also if it accepts the script.
-    line = (answer.stderr.strip().splitlines() or ["(no output)"])[-1]
+    said = [line for line in answer.stderr.splitlines() if line and not line.startswith("Try ")]
+    line = (said or ["(no output)"])[-1]
     if answer.returncode:
-        return Finding("error", "Slurm", f"refuses {path}: {line}: change its #SBATCH lines")
+        cure = "change its #SBATCH lines"
+        if "requeue=expedite" in path.read_text("utf-8") and re.search("requeue|not supp", line):
+            cure = "--requeue=expedite needs Slurm 25.11 or newer, whose settings have " + (
+                "enable_expedited_requeue: without it, use --requeue"
+            )
+        return Finding("error", "Slurm", f"refuses {path}: {line}: {cure}")
     return Finding("ok", "Slurm", f"accepts {path}: {line}")
