@@ -1,5 +1,6 @@
 """The updates of a step: forward and backward passes, gradient clipping, the optimizers' steps."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -19,6 +20,7 @@ from .ranks.device import autocast
 from .ranks.dtensor import full_tensor, is_dtensor
 from .ranks.world import World
 from .run.record import RECORDER
+from .run.slow_ranks import FORWARD
 
 
 class Updater:
@@ -38,6 +40,8 @@ class Updater:
         self.networks, self.settings, self.world = networks, settings, world
         self.before_step = before_step
         self.select = cache(partial(select, networks))
+        self.forward_seconds: list[float] = []
+        self.compared = world.size > 1 and settings.strategy == "ddp"
 
     def begin(self, batches: Sequence[Loaded], weight: int, measure_norm: bool) -> None:
         """Start a step.
@@ -50,6 +54,8 @@ class Updater:
         device = self.world.device
         self.batches = [each._replace(batch=to_device(each.batch, device)) for each in batches]
         self.weight, self.measure_norm = weight, measure_norm
+        # On a GPU, a step is measured only where a log line follows, as the GPU has to wait for it.
+        self.timed = self.compared and (measure_norm or device.type == "cpu")
 
     def update(self, loss: Callable[[Any, Any], Tensor], *optimizers: str) -> None:
         """Take a step of some optimizers with the gradient of a loss over the step's batches.
@@ -80,9 +86,15 @@ class Updater:
                             stack.enter_context(each.no_sync())
                         if not weight:
                             stack.callback(each.register_forward_hook(stop_gradient).remove)
+                    began = self._clock()
                     value = self._forward(loss, selection.networks, batch)
+                    if self.timed:
+                        self.forward_seconds.append(self._clock() - began)
                     (value * (weight * scale)).backward()
                 RECORDER.add(f"train/{label}loss", value, weight)
+        if self.measure_norm and (passes := self.forward_seconds):
+            RECORDER.add(FORWARD, sum(passes) / len(passes), len(passes))
+            passes.clear()
         if self.settings.clip_norm or self.measure_norm:
             gradients = [p.grad for p in selection.parameters if p.grad is not None]
             norm = full_tensor(nn.utils.get_total_norm(gradients))  # on every rank, with FSDP too
@@ -94,6 +106,12 @@ class Updater:
             self.networks.optimizers[name].step()
         for module in self.networks.modules.values():
             module.zero_grad()
+
+    def _clock(self) -> float:
+        """Return the time at which the device has done its work, if the step is measured."""
+        if self.timed and self.world.device.type != "cpu":
+            torch.get_device_module(self.world.device.type).synchronize()
+        return time.perf_counter()
 
     def _forward(self, loss: Callable[..., Tensor], networks: Any, batch: Any) -> Tensor:  # noqa: ANN401
         try:

@@ -221,7 +221,8 @@ def table(runs: Sequence[Run], now: float) -> str:
         )
     lines = aligned(rows)
     for number, run in enumerate(runs, 1):
-        more = [f"\n    {printable(text)}" for text in (run.flags, run.note) if text]
+        notes = (run.flags, run.note, *map(str, run.state.get("slow", [])))
+        more = [f"\n    {printable(text)}" for text in notes if text]
         lines[number] += "".join(more)
     return "\n".join(lines)
 

@@ -68,6 +68,7 @@ def _screen(folder: Path) -> list[str]:
     sections = {
         "run": [str(folder.resolve())],
         "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
+        "slow": [str(each) for each in state.get("slow", [])],
         "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
         "best": ["none" if score is None else best],
         "results": [_joined(results)],

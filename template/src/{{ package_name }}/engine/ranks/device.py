@@ -65,12 +65,16 @@ def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> 
     return own if wanted == "auto" else wanted
 
 
-def gpu_id(device: torch.device) -> str | None:
-    """Return the UUID of a GPU, None for another device or if the driver does not tell."""
+def gpu_properties(device: torch.device) -> object:
+    """Return what torch says of a GPU, None for another device."""
     if device.type not in BACKENDS:
         return None
-    properties = torch.get_device_module(device.type).get_device_properties(device)
-    uuid = str(getattr(properties, "uuid", ""))
+    return torch.get_device_module(device.type).get_device_properties(device)
+
+
+def gpu_id(device: torch.device) -> str | None:
+    """Return the UUID of a GPU, None for another device or if the driver does not tell."""
+    uuid = str(getattr(gpu_properties(device), "uuid", ""))
     return f"GPU-{uuid}" if uuid.strip("0-") else None  # only zeros: unknown
 
 

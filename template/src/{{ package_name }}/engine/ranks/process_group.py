@@ -100,10 +100,12 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, timeout: timedelta) 
             "is set)"
         ) from None
     world = World(**vars(ranks), device=device, backend=backend, hostnames=(), control=control)
-    gpus = world.gather((socket.gethostname(), gpu_id(device)))
+    here = socket.gethostname()
+    met = world.gather((here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)))
+    hosts, gpus, nodes = zip(*met, strict=True)
     if backend != "gloo":
-        check_shared_gpus(gpus)
-    return replace(world, hostnames=tuple(host for host, _ in gpus))
+        check_shared_gpus(list(zip(hosts, gpus, strict=True)))
+    return replace(world, hostnames=hosts, nodes=nodes)
 
 
 @contextmanager

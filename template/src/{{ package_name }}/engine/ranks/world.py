@@ -28,6 +28,7 @@ class World:
     backend: str | None
     hostnames: tuple[str, ...]
     control: dist.ProcessGroup | None
+    nodes: tuple[str, ...] = ()  # of the ranks, by Slurm's names
 
     @classmethod
     def alone(cls) -> "World":

@@ -110,6 +110,7 @@ class RunLogger:
     def metrics(self, progress: float, values: Mapping[str, float]) -> None:
         """Record and log the numbers of a step; progress goes from 0 to 1."""
         if self.active:
+            self.status.slow = list(self.checkpointing.meter.slow.said.values())
             self.status.update(self.folder, self.checkpointing.position, progress)
             self.log_numbers(values)
 

@@ -8,6 +8,8 @@ from typing import Any
 from ..config import Settings
 from ..data.steps import StepLoader
 from ..errors import printable
+from ..ranks import topology
+from ..ranks.device import gpu_properties
 from ..ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,10 @@ def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_
     )
     source = settings.config or "flags and defaults alone"
     log.info("settings from %s; run folder %s", source, settings.run_dir)
+    for rank, far in enumerate(world.gather(topology.far_from(gpu_properties(world.device)))):
+        if far and world.is_main:
+            who = f"rank {rank} on {world.hostnames[rank]}"
+            log.warning("%s: %s: see 'Cores near the GPU' in docs/slurm.md", who, far)
 
 
 def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: World) -> None:

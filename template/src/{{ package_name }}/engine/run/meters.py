@@ -15,6 +15,7 @@ import torch
 from ..filesystem import open_regular, read_lines, write_atomically
 from ..ranks.world import World
 from .record import LOSS, RECORDER, record
+from .slow_ranks import SlowRanks
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class Meter:
     Attributes:
         trained_seconds: time of the steps of all attempts, without validations and the saves at
             the end of epochs.
+        slow: the ranks that compute more slowly than the others.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
         self.device, self.rate = device, f"train/{unit}_per_second"
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
+        self.slow = SlowRanks()
         self.begin()
 
     def begin(self) -> None:
@@ -59,6 +62,7 @@ class Meter:
         """
         self._record_usage()
         metrics = RECORDER.read(world)
+        self.slow.compare(RECORDER.of_ranks, world)
         losses = {name: value for name, value in metrics.items() if LOSS.fullmatch(name)}
         return losses | metrics
 

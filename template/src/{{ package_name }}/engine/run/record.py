@@ -39,11 +39,13 @@ class Recorder:
 
     Attributes:
         split: the name of the evaluation that is running, "" in training.
+        of_ranks: what `read` got from each rank.
     """
 
     def __init__(self) -> None:
         self.values: Values = {}
         self.split = ""
+        self.of_ranks: list[Values] = []
 
     def record(
         self, name: str, value: float | Tensor, how: How = "mean", weight: float = 1.0
@@ -135,6 +137,7 @@ class Recorder:
             UsageError: two ranks recorded a name in two ways.
         """
         state, self.values = self.state_dict(world), {}
+        self.of_ranks = state
         return {
             name: value / weight if how == "mean" else value
             for name, (how, value, weight) in sorted(merge(state).items())

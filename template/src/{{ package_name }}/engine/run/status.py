@@ -38,6 +38,7 @@ class StatusFile:
     job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
+    slow: list = field(default_factory=list)  # ranks, as the log says it
     missed_by: list = field(default_factory=list)  # trackers that did not get everything
 
     def __post_init__(self) -> None:

@@ -1,0 +1,32 @@
+"""Which cores are near a GPU, as Linux says it in /sys."""
+
+from pathlib import Path
+
+SYS, PROC = Path("/sys"), Path("/proc")
+
+
+def far_from(properties: object) -> str:
+    """Return which cores a GPU is near and which this process has; "" if it has one of those.
+
+    Args:
+        properties: what torch says of the GPU. Without its address on the PCI bus, "" is returned.
+    """
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in numbers:
+        return ""
+    address = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+    try:
+        near = (SYS / "bus/pci/devices" / address / "local_cpulist").read_text().strip()
+        status = (PROC / "self/status").read_text()
+    except OSError:  # not Linux, or a container that hides it
+        return ""
+    own = status.partition("Cpus_allowed_list:")[2].split()[0]
+    if not near or _cores(near) & _cores(own):
+        return ""
+    return f"the GPU at {address} is near cores {near}, but this process has {own}"
+
+
+def _cores(text: str) -> set[int]:
+    """Return the numbers in a list such as 0-3,8."""
+    spans = [part.partition("-") for part in text.split(",")]
+    return {n for first, _, last in spans for n in range(int(first), int(last or first) + 1)}
