@@ -11,6 +11,7 @@ import pytest
 from renderer import render_project
 
 from .conftest import PATIENCE, clean_environment, spawn
+from .test_topology import node
 
 QUIET = ("--dataset=synthetic", "--device=cpu", "--trackers=none")
 # What sbatch of Slurm 22.05 prints for --test-only.
@@ -200,6 +201,9 @@ class version: cuda, hip = "12.9", None
 class cuda:
     is_available, device_count = lambda: True, lambda: 2
     get_device_name = lambda index: "Model 1"
+    class get_device_properties:
+        pci_domain_id, pci_device_id = 0, 0
+        def __init__(self, index): self.pci_bus_id = (0x61, 0xC3)[index]
 def zeros(size, device):
     if device == os.environ.get("BROKEN"):
         raise RuntimeError("CUDA error: out of service")
@@ -208,6 +212,13 @@ def zeros(size, device):
     _, found = place.doctor("--trackers=none", SLURM_GPUS_ON_NODE="2")
     assert lines(found, "torch") == ["ok       torch        9.9.9+cu129, built for cuda 12.9"]
     assert lines(found, "GPUs") == ["ok       GPUs         2 × Model 1"]
+    assert not lines(found, "cores")
+    # On a node with two sockets, the job has cores of the first one alone.
+    node(place.project, "0-7")
+    at_start = "from pathlib import Path; from demo.engine.ranks import topology; "
+    at_start += "topology.SYS, topology.PROC = Path('sys'), Path('proc')"
+    (far,) = lines(place.doctor("--trackers=none", AT_START=at_start)[1], "cores")
+    assert far.startswith("warning  cores        the GPU at 0000:c3:00.0 is near cores 52-103, but")
     code, found = place.doctor("--trackers=none", BROKEN="cuda:1")
     assert code == 1 and not lines(found, "GPUs")
     assert "RuntimeError: CUDA error: out of service" in lines(found, "torch")[1]
@@ -386,11 +397,12 @@ def test_trackers_are_named(place: Place) -> None:
 
 
 def nodes(place: Place, *envs: Mapping[str, str], code: int, count: int = 2) -> list[str]:
-    """Return the lines of a job whose nodes differ as given."""
+    """Return the lines of a job whose nodes differ as given, but for how fast they seem to be."""
     returned, found = place.nodes(*envs, count=count)
     assert returned == code, found
     assert not list(place.project.glob("runs/.doctor*"))
-    return found
+    # Here they share a machine that may be busy with something else.
+    return [line for line in found if line not in lines(found, "speed")]
 
 
 SECOND = {"AT_START": NODE}
@@ -442,6 +454,17 @@ def test_nodes_that_do_not_agree_are_named(place: Place) -> None:
     assert lines(found, "python") == troubles(found) and len(troubles(found)) == 2
     (line,) = [line for line in troubles(found) if re.match(r"error +python +n2: 3\.9\.1, ", line)]
     assert line.endswith(", but nodes should be alike: choose others")
+
+
+def test_a_slow_node_is_named(place: Place) -> None:
+    at_start = "import time; from torch import mm; import torch; "
+    at_start += "torch.mm = lambda *both: time.sleep(0.02) or mm(*both)"
+    code, found = place.nodes({}, {"AT_START": f"{NODE}{at_start}"}, count=2)
+    (line,) = lines(found, "speed")
+    assert code == 0 and line.endswith("to leave it out, submit with sbatch --exclude=n2")
+    assert re.match(
+        r"warning +speed +n2: cpu took \d+\.\d\d times as long as the median node", line
+    )
 
 
 def test_a_broken_node_does_not_keep_the_others_from_speaking(place: Place) -> None:

@@ -73,6 +73,41 @@ def test_what_the_cluster_does_not_have_is_named(make_project: MakeProject) -> N
     assert "Traceback" not in said
 
 
+SLEEPS = """
+
+class Model(Model):
+    \"\"\"Takes long on one node.\"\"\"
+
+    def loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        import os
+        import time
+
+        from .engine.run import slow_ranks
+
+        slow_ranks.LINES, slow_ranks.SECONDS = 3, 0.0
+        time.sleep(os.environ["SLURMD_NODENAME"] == "n2")  # a second
+        return super().loss(network, batch)
+"""
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("srun", marks=pytest.mark.slow), "torchrun"])
+def test_a_node_whose_rank_is_slow_is_named(make_project: MakeProject, launcher: str) -> None:
+    project = make_project(launcher=launcher, launch_modes=["cpu"])
+    with (project.root / "src/demo/model.py").open("a") as file:
+        file.write(SLEEPS)
+    job = project.sbatch(
+        *("--nodes=2", "--nodelist=n1,n2", "--ntasks-per-node=1", "slurm/train_cpu.sbatch"),
+        *("--dataset=synthetic", "--max-steps=6", "--batch-size=8", "--log-every=1"),
+        RANKS_PER_NODE="1",
+        BAD_NODES_FILE="logs/bad-nodes",
+    ).wait()
+    assert job.state == "COMPLETED", job.log
+    (said,) = json.loads((job.run_dir / "status.json").read_text())["slow"]
+    assert said.startswith("rank 1 on n2 is slow: ") and "--exclude=n2" in said
+    assert job.log.count(" is slow: ") == 1 and said in job.log
+    assert (project.root / "logs/bad-nodes").read_text() == "n2\n"
+
+
 def test_the_nodes_of_a_job_agree(projects: dict[str, Project]) -> None:
     job = projects["srun"].sbatch("slurm/doctor.sbatch", *CPU).wait()
     assert job.state == "COMPLETED", job.log

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from ...engine.errors import say
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ALIKE: dict[str, Status] = {"python": "error", "torch": "error", "GPUs": "warning"}
 """The findings that should be the same on all nodes, and the status if they differ."""
 CLOCK = 10  # seconds that a clock may be off
+SLOW = 1.15  # times the median of the nodes
 
 
 def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Finding]:
@@ -96,7 +98,27 @@ def report(settings: "Settings | None", findings: Iterable[Finding]) -> str:
     if settings:
         with suppress(OSError):  # a finding already says that the folder can't be written
             _, marker = tempfile.mkstemp(dir=settings.run_root, prefix=".doctor-")
-    return json.dumps({"host": socket.gethostname(), "marker": marker, "findings": found})
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    seconds = _seconds(settings) if node_count() > 1 else {}
+    return json.dumps({"host": host, "marker": marker, "findings": found, "seconds": seconds})
+
+
+def _seconds(settings: "Settings | None") -> dict[str, float]:
+    """Return what a matrix product takes on a core and on each GPU: the best in half a second."""
+    best: dict[str, float] = {}
+    with suppress(Exception):  # a finding already says what is wrong with torch or a GPU
+        import torch
+
+        torch.set_num_threads(1)
+        gpus = 0 if settings and settings.device == "cpu" else torch.cuda.device_count()
+        for device in ("cpu", *(f"cuda:{index}" for index in range(gpus))):
+            matrix = torch.ones(2, *[256 if device == "cpu" else 4096] * 2, device=device)
+            until = time.perf_counter() + 0.5
+            while (began := time.perf_counter()) < until:
+                torch.mm(matrix[0], matrix[1])[0, 0].item()  # waits for the GPU
+                took = time.perf_counter() - began
+                best[device] = min(best.get(device, took), took)
+    return best
 
 
 def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Finding]:
@@ -108,11 +130,13 @@ def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Findi
     """
     reports: dict[str, list[Finding]] = {}
     shared: dict[str, bool] = {}
+    speeds: dict[str, dict[str, float]] = {}
     for line in lines:
         try:
             report = json.loads(line)
             host = report["host"]
             reports[host] = [Finding(*each) for each in report["findings"]]
+            speeds[host] = report["seconds"]
         except (ValueError, TypeError, KeyError):
             say(line, end="")
             continue
@@ -121,6 +145,7 @@ def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Findi
             shared[host] = marker.exists()
             marker.unlink(missing_ok=True)
     yield from _merge(reports)
+    yield from _slow(speeds)
     if len(reports) < node_count():
         message = f"{len(reports)} of {node_count()} reported ({', '.join(sorted(reports))}): see "
         message += "the lines above; is each node up, and does Python start there?"
@@ -132,6 +157,17 @@ def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Findi
     elif settings and shared:
         message = f"{settings.run_root} is the same on {len(shared)} node(s)"
         yield Finding("ok", "shared folder", message)
+
+
+def _slow(speeds: dict[str, dict[str, float]]) -> Iterator[Finding]:
+    """Name the nodes that are slow, by their seconds on each device."""
+    for host, of_host in sorted(speeds.items()):
+        for device, seconds in of_host.items():
+            usual = median_low(each[device] for each in speeds.values() if device in each)
+            if seconds > SLOW * usual:
+                message = f"{host}: {device} took {seconds / usual:.2f} times as long as the "
+                message += f"median node: to leave it out, submit with sbatch --exclude={host}"
+                yield Finding("warning", "speed", message)
 
 
 def _merge(reports: dict[str, list[Finding]]) -> Iterator[Finding]:

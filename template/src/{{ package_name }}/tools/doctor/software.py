@@ -77,12 +77,16 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
 
 
 def _gpus(torch: ModuleType) -> Iterator[Finding]:
+    from ...engine.ranks import topology
+
     kind = "xpu" if getattr(torch.version, "xpu", None) else "cuda"
     gpus = getattr(torch, kind)
     seen = gpus.device_count() if gpus.is_available() else 0
     given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     for index in range(seen):
         torch.zeros(1, device=f"{kind}:{index}")  # raises if the GPU is broken or in use
+        if far := topology.far_from(gpus.get_device_properties(index)):
+            yield Finding("warning", "cores", f"{far}: see 'Cores near the GPU' in docs/slurm.md")
     if given > seen:
         message = f"Slurm gave {given} GPU(s), but torch sees {seen}: check that torch is built "
         message += "for them, that nvidia-smi (AMD: rocm-smi) shows them, and that a container "
