@@ -67,6 +67,18 @@ def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
 
 
+def test_torchrun_binds_ranks_where_the_job_has_gpus(project: Path, tmp_path: Path) -> None:
+    command = ["demo.engine.torchrun", "--help"]
+    env = {"NUMA_BINDING": "wrong", "SLURM_GPUS_ON_NODE": "2", "PATH": str(tmp_path)}
+    job = spawn(project, tmp_path / "run", [command], [env]).wait()
+    assert job.codes == [1] and job.log.startswith("error: NUMA_BINDING needs numactl")
+    (tmp_path / "numactl").touch(0o755)
+    job = spawn(project, tmp_path / "run", [command], [env]).wait()
+    assert job.codes == [2] and "numa_binding: invalid choice: 'wrong'" in job.log
+    job = spawn(project, tmp_path / "run", [command], [env | {"SLURM_GPUS_ON_NODE": "0"}]).wait()
+    assert job.codes == [0], job.log
+
+
 def test_torchrun_does_not_claim_a_checkpoint_that_was_not_written(
     project: Path, tmp_path: Path
 ) -> None:

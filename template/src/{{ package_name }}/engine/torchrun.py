@@ -1,18 +1,20 @@
 """Runs torchrun: `python -m <package>.engine.torchrun [torchrun's options] -m <package> train`.
 
-It differs from torchrun in four ways:
+It differs from torchrun in five ways:
 - If srun starts it without `--rdzv-endpoint`, the nodes meet on the first node, at a port that
   depends on the job and the step.
 - It passes USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to all processes
   of a step or to the first one alone. They would end torchrun, whose --signals-to-handle needs a
   newer torch, and kills ranks that take long to save.
 - After TERM or INT, which torchrun passes on, the ranks have more time to save.
+- It takes --numa-binding from NUMA_BINDING, where the job has GPUs.
 - Its exit code is that of the ranks, so that the batch script can tell 75 (stopped, run me again)
   from a failure.
 """
 
 import gc
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -52,6 +54,11 @@ def run() -> None:
             sys.argv.insert(1, f"--rdzv-conf=read_timeout={MEETING_SECONDS}")
         except UsageError as error:
             sys.exit(f"error: {error}")
+    mode, gpus = os.environ.get("NUMA_BINDING"), os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    if mode and gpus != "0":
+        if not shutil.which("numactl"):
+            sys.exit("error: NUMA_BINDING needs numactl, which is not here: unset it in site.sh")
+        sys.argv.insert(1, f"--numa-binding={mode}")
     # Only now: the import takes a second, in which a signal may come.
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
