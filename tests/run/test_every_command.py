@@ -34,7 +34,12 @@ OFFLINE = {
 }
 TRAIN = "ARGS=--dataset=synthetic --trackers=none --max-steps=2"
 # What these two do depends on the machine; tests/run/test_data.py and test_doctor.py say how.
-ARGUMENTS = {"train": (TRAIN,), "data": ("ARGS=--help",), "doctor": ("ARGS=--help",)}
+ARGUMENTS = {
+    "train": (TRAIN,),
+    "data": ("ARGS=--help",),
+    "doctor": ("ARGS=--help",),
+    "pack": ("DATA=configs",),
+}
 # Builds the metadata of each project that is named, as pip does.
 METADATA = """
 import json, os, sys
@@ -150,6 +155,8 @@ def test_every_command_of_an_environment(
 def test_it_is_set_up_without_tools(tmp_path: Path, environment: str) -> None:
     project = project_of(tmp_path, answers_of(environment, tools=False))
     made(project, "setup", **variables(project))
+    made(project, "pack", **variables(project))
+    assert (project / "packages.tar.sha256").exists()
     made(project, "train", TRAIN, **variables(project))
 
 

@@ -1,8 +1,5 @@
 """The facts of a site: slurm/site.sh, and a cluster without modules."""
 
-import re
-import subprocess
-
 from .conftest import MakeProject
 from .jobs import Project
 from .modules import PROBE, found_by_ranks, probe
@@ -80,24 +77,3 @@ def test_the_site_may_bring_python(make_project: MakeProject) -> None:
     for line in found_by_ranks(job):
         assert "site-packages=src:/software/packages" in line
     assert f"interpreter  {python} (Python 3.12.1)" in job.log
-
-
-def test_packages_may_be_unpacked_on_the_nodes(make_project: MakeProject) -> None:
-    """By the lines of docs/slurm.md, on two nodes, each with a disk of its own."""
-    project = make_project(launch_modes=["cpu"], trackers=[])
-    page = (project.root / "docs/slurm.md").read_text()
-    pack, site = re.findall(r"```(?:ba)?sh\n(tar .*?|if \[\[ -n .*?)```", page, re.DOTALL)
-    subprocess.run(["bash", "-euc", pack], cwd=project.root, check=True)
-    disk = project.cluster.folder / "disk"
-    disk.mkdir()
-    on_nodes = ("srun", f"--nodes={len(project.cluster.nodes)}", "--ntasks-per-node=1")
-    project.cluster.run(*on_nodes, "mount", "-t", "tmpfs", "tmpfs", str(disk))
-    (project.root / "slurm/site.sh").write_text(f"USER=ada\n{site.replace('/tmp/', f'{disk}/')}")
-    flags = ("--dataset=synthetic", "--max-steps=5")
-    job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *flags).wait()
-    assert job.state == "COMPLETED", job.log
-    project.cluster.run(*on_nodes, "umount", str(disk))
-    python = f"{disk}/ada-{job.id}/.venv/bin/python"
-    assert f"interpreter  {python} (Python 3." in job.log
-    assert "4 rank(s) by srun on" in job.log
-    assert list((project.root / "runs").glob(f"*/{job.id}.1/summary.json"))

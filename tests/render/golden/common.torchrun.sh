@@ -40,8 +40,8 @@ if [[ -n ${SLURM_ARRAY_JOB_ID:-} && $log == *-$SLURM_JOB_ID.out ]]; then
 fi
 
 # Facts of this site, such as its network interfaces, belong in this file of your own. The login shell's
-# MASTER_ADDR is another job's.
-unset MASTER_ADDR MASTER_PORT
+# MASTER_ADDR is another job's, and so is what a job that submits this one has staged.
+unset MASTER_ADDR MASTER_PORT STAGED FIRST_STEP
 if [[ -f slurm/site.sh ]]; then
     # shellcheck source=/dev/null
     . slurm/site.sh || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
@@ -93,8 +93,10 @@ count_ranks() {
     export OMP_NUM_THREADS=$cpus
 }
 
-# Sets where the ranks meet: on the first node, at a port that each step chooses.
+# Sets where the ranks meet: on the first node, at a port that each step chooses. What they read from
+# the nodes' own disks is put there first.
 set_rendezvous() {
+    [[ -z ${STAGE_FILES:-} ]] || stage "${STAGE_FILES[@]}"
     [[ -n ${MASTER_ADDR:-} ]] || read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
         fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
     export MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
@@ -132,3 +134,5 @@ choose_command() {
 
 # shellcheck source=slurm/resume.sh
 . slurm/resume.sh
+# shellcheck source=slurm/stage.sh
+[[ -z ${STAGE_FILES:-} ]] || . slurm/stage.sh

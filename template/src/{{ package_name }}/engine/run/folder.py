@@ -42,7 +42,8 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     # With milliseconds, since a loop may start several runs in a second.
     name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
-    if step := srun_step(os.environ):
+    # slurm/stage.sh says how many steps came before the training.
+    if (step := (srun_step(os.environ) or 0) - int(os.environ.get("FIRST_STEP", 0))) > 0:
         # Another training in the same allocation; a requeued job numbers its steps from zero.
         name += f".{step}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
