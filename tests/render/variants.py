@@ -221,8 +221,8 @@ ROOMS = {
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
     "hooks inference nested networks position schedule shards torchrun updater",
     "engine/data/": "__init__ batches seeds steps stream workers",
-    "engine/ranks/": "__init__ device dtensor environment process_group signals slurm_commands "
-    "step_totals strategy world",
+    "engine/ranks/": "__init__ device dtensor environment meeting process_group signals "
+    "slurm_commands step_totals strategy world",
     "engine/run/": "__init__ description folder logger logging_setup media messages meters "
     "provenance record run_lock status",
     "trackers/": "__init__ dispatch",

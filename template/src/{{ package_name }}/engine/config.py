@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # More than 63 bits fit neither a seed of torch nor a size.
 Positive = Annotated[int, Ge(1), Lt(2**63)]
+Seconds = Annotated[int, Ge(1), Lt(2**31)]
 Count = Annotated[int, Ge(0), Lt(2**63)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Lt(float("inf"))]
@@ -184,8 +185,10 @@ class Settings:
     """let ddp take steps that do not use all parameters; slower"""
     world_size: Positive | None = None
     """number of ranks expected; any other is an error"""
-    timeout: Positive = 600
+    timeout: Seconds = 600
     """seconds a rank waits for the others before it gives up"""
+    meet_timeout: Seconds = 300
+    """the same at the start, until all ranks have come"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: mixed precision"""
     compile: bool = False

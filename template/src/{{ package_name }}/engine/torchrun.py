@@ -2,7 +2,7 @@
 
 It differs from torchrun in five ways:
 - If srun starts it without `--rdzv-endpoint`, the nodes meet on the first node, at a port that
-  depends on the job and the step.
+  depends on the job and the step. Nodes that do not come within `meet_timeout` are named.
 - It passes USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to all processes
   of a step or to the first one alone. They would end torchrun, whose --signals-to-handle needs a
   newer torch, and kills ranks that take long to save.
@@ -12,6 +12,7 @@ It differs from torchrun in five ways:
   from a failure.
 """
 
+import argparse
 import gc
 import os
 import shutil
@@ -19,17 +20,18 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from .errors import LEFT, UsageError, note_failure
-from .ranks.environment import rendezvous_address, srun_step
+from .config import DEFAULT_CONFIG, Settings, read_yaml
+from .errors import LEFT, LostRankError, UsageError, note_failure
+from .filesystem import full_path
+from .ranks.environment import Ranks, rendezvous_address, srun_step
 
 SAVING_SECONDS = 120
 """how long ranks may take to save and exit after a signal; torchrun gives them 30"""
-MEETING_SECONDS = 300
-"""how long nodes wait for the first one; torchrun gives it 60"""
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:
@@ -37,6 +39,48 @@ def _pass_on(number: int, _frame: FrameType | None) -> None:
     for rank in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             rank.send_signal(number)
+
+
+def _meet_nodes() -> object:
+    """Let torchrun meet on the first node, once those of all nodes have come.
+
+    Return their store, which torchrun shares if it still exists.
+
+    Raises:
+        UsageError: the address is wrong, or some do not come.
+    """
+    # torchrun's variables are for what it starts.
+    slurm = {name: text for name, text in os.environ.items() if name.startswith("SLURM")}
+    nodes = Ranks.from_environment(slurm)
+    address = rendezvous_address(os.environ)
+    sys.argv.insert(1, f"--rdzv-endpoint={address}")
+    if nodes.size == 1:
+        return None
+    from datetime import timedelta
+
+    from .ranks.meeting import join_store, meeting, wait_for_all
+
+    seconds = _meet_timeout()
+    sys.argv.insert(1, f"--rdzv-conf=join_timeout={seconds},read_timeout={seconds}")
+    limit = timedelta(seconds=seconds)
+    with meeting("torchrun", address):
+        store = join_store(nodes, address, limit)
+        wait_for_all(store, nodes, limit, "torchrun")
+    return store
+
+
+def _meet_timeout() -> int:
+    """Return the training's setting; a wrong one is reported by the ranks."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--config", default=DEFAULT_CONFIG)
+    flags.add_argument("--meet-timeout", "--meet_timeout", dest="seconds", nargs="?")
+    given, _ = flags.parse_known_args()
+    with suppress(UsageError, AttributeError):  # such as without a file
+        if given.seconds is None:
+            path = Path(full_path("config", str(given.config)))
+            given.seconds = read_yaml(path.resolve()).get("meet_timeout", Settings.meet_timeout)
+        return Settings.from_values({"meet_timeout": given.seconds}).meet_timeout
+    return Settings.meet_timeout
 
 
 def run() -> None:
@@ -49,10 +93,10 @@ def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
         try:
-            sys.argv.insert(1, f"--rdzv-endpoint={rendezvous_address(os.environ)}")
-            # One node may start minutes after another, such as to load an image first.
-            sys.argv.insert(1, f"--rdzv-conf=read_timeout={MEETING_SECONDS}")
+            _shared = _meet_nodes()
         except UsageError as error:
+            if not isinstance(error, LostRankError):
+                note_failure()
             sys.exit(f"error: {error}")
     mode, gpus = os.environ.get("NUMA_BINDING"), os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if mode and gpus != "0":

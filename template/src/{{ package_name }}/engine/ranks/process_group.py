@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from ..config import Settings
-from ..errors import LEFT, LostRankError, UsageError
+from ..errors import LostRankError, UsageError
 from .device import check_shared_gpus, choose_backend, choose_device, gpu_id
 from .environment import Ranks, rendezvous_address
-from .signals import default_signals
+from .meeting import join_store, meeting, wait_for_all
 from .world import World
 
 LOST = re.compile("gloo/transport|peer|Application timeout")
@@ -47,7 +47,7 @@ def joined(settings: Settings) -> Iterator[World]:
     with lost_ranks_explained(ranks.rank):
         if ranks.size > 1:
             backend = choose_backend(settings.backend, device, settings.strategy)
-            world = _meet(ranks, device, backend, timedelta(seconds=settings.timeout))
+            world = _meet(ranks, device, backend, settings)
         else:
             world = replace(World.alone(), **vars(ranks), device=device)
         yield world
@@ -60,11 +60,11 @@ def be_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def _meet(ranks: Ranks, device: torch.device, backend: str, timeout: timedelta) -> World:
+def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) -> World:
     """Start the process group and the control group; NCCL starts with the first gradients.
 
     Raises:
-        UsageError: the ranks can't meet. The job is not requeued, as it would fail again.
+        UsageError: the ranks can't meet, or some do not come.
         LostRankError: another rank left, perhaps because the job was stopped.
     """
     with suppress(ImportError, OSError, ValueError):  # not on Windows; macOS may refuse
@@ -74,31 +74,19 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, timeout: timedelta) 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     address = rendezvous_address(os.environ)
-    host, _, port = address.rpartition(":")
-    try:
-        with default_signals():
-            try:
-                socket.getaddrinfo(host, port)
-            except socket.gaierror as error:
-                if error.errno != socket.EAI_AGAIN:  # torch tries again
-                    raise
-            store = None
-            if ranks.launcher == "srun":
-                # The first task on the first node serves it. A topology or `--distribution` may put
-                # rank 0 elsewhere. torchrun has a store of its own.
-                serves = ranks.local_rank == 0 and os.environ.get("SLURM_NODEID", "0") == "0"
-                store = dist.TCPStore(host, int(port), ranks.size, serves, timeout)
-            dist.init_process_group(
-                backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
-            )
-            control = dist.new_group(backend="gloo", timeout=timeout)
-    except (RuntimeError, socket.gaierror) as error:
-        why = str(error).partition("\n")[0]
-        raise (LostRankError if LEFT.search(why) else UsageError)(
-            f"rank {ranks.rank} on {socket.gethostname()} can't meet the others at {address}: "
-            f"{why} (check MASTER_ADDR, whether its port is taken, and GLOO_SOCKET_IFNAME if it "
-            "is set)"
-        ) from None
+    meet = timedelta(seconds=settings.meet_timeout)
+    timeout = timedelta(seconds=settings.timeout)
+    with meeting(f"rank {ranks.rank}", address):
+        if ranks.launcher == "srun":
+            store: dist.Store = join_store(ranks, address, meet)
+        else:  # that of torchrun
+            store, *_ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=meet))
+        wait_for_all(store, ranks, meet)
+        store.set_timeout(timeout)  # from here on, ranks wait for each other's work
+        dist.init_process_group(
+            backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
+        )
+        control = dist.new_group(backend="gloo", timeout=timeout)
     world = World(**vars(ranks), device=device, backend=backend, hostnames=(), control=control)
     here = socket.gethostname()
     met = world.gather((here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)))

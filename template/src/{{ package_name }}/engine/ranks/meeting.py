@@ -1,0 +1,119 @@
+"""The first meeting of the ranks, and of the torchruns that start them: it names who is missing."""
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ..errors import LEFT, LostRankError, UsageError
+from .environment import Ranks
+from .signals import default_signals
+from .slurm_commands import ask
+
+LEAVING = 5
+"""seconds in which the launcher ends the others, once one has said for all who is missing"""
+
+
+@contextmanager
+def meeting(who: str, address: str) -> Iterator[None]:
+    """Let signals end this process meanwhile, and turn errors of the network into one line.
+
+    Raises:
+        UsageError: the address is wrong, or nobody answers there. The job is not requeued, as it
+            would fail again.
+        LostRankError: another rank left, perhaps because the job was stopped.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with default_signals():
+            try:
+                socket.getaddrinfo(host, port)
+            except socket.gaierror as error:
+                if error.errno != socket.EAI_AGAIN:  # torch tries again
+                    raise
+            yield
+    except (RuntimeError, socket.gaierror) as error:
+        why = str(error).partition("\n")[0]
+        raise (LostRankError if LEFT.search(why) else UsageError)(
+            f"{who} on {socket.gethostname()} can't meet the others at {address}: {why} (check "
+            "MASTER_ADDR, whether its node is up and its port is taken, and GLOO_SOCKET_IFNAME if "
+            "it is set)"
+        ) from None
+
+
+def join_store(ranks: Ranks, address: str, limit: timedelta) -> dist.TCPStore:
+    """Return the store that the tasks of a step share.
+
+    The first task on the first node serves it, to torchrun in the same process, too. A topology or
+    `--distribution` may put rank 0 elsewhere.
+    """
+    host, _, port = address.rpartition(":")
+    serves = ranks.local_rank == 0 and os.environ.get("SLURM_NODEID", "0") == "0"
+    return dist.TCPStore(
+        host, int(port), None, serves, limit, wait_for_workers=False, multi_tenant=True
+    )
+
+
+def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = "rank") -> None:
+    """Wait until all ranks, or what else shares the store, have come here.
+
+    Raises:
+        UsageError: some did not come; each of the others raises the same. The nodes from which
+            none came are appended to the file that BAD_NODES_FILE names.
+    """
+    store.set(f"meeting/{ranks.rank}", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    if store.add("meeting/came", 1) == ranks.size:
+        store.compare_set("meeting/end", "", "all")
+    pause = LEAVING
+    try:
+        store.wait(["meeting/end"], limit)
+    except dist.DistStoreError:
+        if store.add("meeting/late", 1) == 1:  # it speaks for all
+            text, nodes = _missing(store, ranks.size, what)
+            # The last may come at this moment.
+            if store.compare_set("meeting/end", "", text) != b"all":
+                pause = 1  # for the others to read it
+                _note_bad(nodes)
+    end = store.get("meeting/end").decode()
+    if end != "all":
+        time.sleep(pause)
+        raise UsageError(f"after {limit.total_seconds():.0f} seconds, {end}")
+
+
+def _missing(store: dist.Store, size: int, what: str) -> tuple[str, list[str]]:
+    """Return who has not come, as a text, and the nodes from which nobody did."""
+    keys = {number: f"meeting/{number}" for number in range(size)}
+    came = {number: store.get(key).decode() for number, key in keys.items() if store.check([key])}
+    counts = Counter(came.values())
+    nodes = [node for node in _nodes() if node not in counts]
+    absent = [str(number) for number in range(size) if number not in came]
+    text = f"{len(absent)} of {size} {what}s are missing: {what} {', '.join(absent[:8])}"
+    text += ", …" * (len(absent) > 8)
+    if fewer := [f"{node} has {n}" for node, n in counts.items() if n < max(counts.values())]:
+        text += f" ({', '.join(fewer[:8])})"
+    text += f"; none came from {','.join(nodes)}" * bool(nodes)
+    text += ": see their last log lines; if they are only slow to start, raise --meet-timeout"
+    return text + f", else submit with sbatch --exclude={','.join(nodes)}" * bool(nodes), nodes
+
+
+def _note_bad(nodes: list[str]) -> None:
+    if nodes and "BAD_NODES_FILE" in os.environ:
+        with suppress(OSError), Path(os.environ["BAD_NODES_FILE"]).open("a") as file:
+            file.write("".join(f"{node}\n" for node in nodes))
+
+
+def _nodes() -> list[str]:
+    """Return the names of the step's nodes; none where Slurm does not tell them.
+
+    In a container without Slurm's commands, those of the job, which slurm/common.sh exports.
+    """
+    with suppress(UsageError, KeyError):
+        return ask("scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]).split()
+    nodes = os.environ.get("JOB_NODES", "").split(",")
+    return nodes if os.environ.get("SLURM_STEP_NUM_NODES") == str(len(nodes)) else []
