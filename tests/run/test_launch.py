@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import QUICK, edited, fork_server, spawn, srun, tasks, torchrun
+from .conftest import QUICK, Job, edited, fork_server, spawn, srun, tasks, torchrun
 
 
 def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
@@ -112,6 +112,91 @@ def test_torchrun_on_a_node_whose_ranks_end_last_passes_on_their_exit_code(
     rank.send_signal(signal.SIGUSR2)
     assert job.wait().codes == [75, 75], job.log
     assert "failed to shutdown the rendezvous" in job.log and "Traceback" not in job.log
+
+
+# Five ranks on three nodes; a rank of n2 never starts, and none of n3.
+NODES = ("n1", "n1", "n2", "n2", "n3")
+MISSING = "after 3 seconds, 2 of 5 ranks are missing: rank 3, 4 (n2 has 1); none came from n3: "
+
+
+@pytest.mark.parametrize("absent", [{3, 4}, {1, 3, 4}])
+def test_ranks_that_never_come_are_named(project: Path, tmp_path: Path, absent: set[int]) -> None:
+    failed, bad = tmp_path / "failed", tmp_path / "bad"
+    shared = {"JOB_NODES": "n1,n2,n3", "SLURM_STEP_NUM_NODES": "3"}
+    shared |= {"FAILURE_FILE": str(failed), "BAD_NODES_FILE": str(bad)}
+    envs = [
+        {**env, "SLURMD_NODENAME": NODES[rank]}
+        for rank, env in enumerate(tasks(len(NODES), **shared))
+        if rank not in absent
+    ]
+    command = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK, "--meet-timeout=3"]
+    job = spawn(project, tmp_path / "run", [command] * len(envs), envs).wait()
+    assert job.codes == [1] * len(envs), job.log
+    lines = {line for line in job.log.splitlines() if line.startswith("error: ")}
+    if absent == {3, 4}:
+        (line,) = lines
+        assert line.startswith(f"error: {MISSING}") and "sbatch --exclude=n3" in line
+    else:
+        assert "rank 1, 3, 4; none came from n3" in lines.pop()
+    assert failed.exists(), "the job would be requeued, and end there again"
+    assert bad.read_text() == "n3\n" and not (tmp_path / "run").exists()
+
+
+def nodes(
+    project: Path, run_dir: Path, *flags: str, come: tuple[int, ...] = (0, 1), **env: str
+) -> Job:
+    """Start torchrun as srun does on two nodes, or on one of them."""
+    command = ["demo.engine.torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    command += ["-m", "demo", "train", f"--run-dir={run_dir}", *QUICK, *flags]
+    shared = {"JOB_NODES": "n1,n2", "SLURM_STEP_NUM_NODES": "2", **env}
+    envs = [
+        {**task, "SLURM_LOCALID": "0", "SLURM_NODEID": str(node), "SLURMD_NODENAME": f"n{node + 1}"}
+        for node, task in enumerate(tasks(2, **shared))
+    ]
+    return spawn(project, run_dir, [command] * len(come), [envs[node] for node in come])
+
+
+def test_torchruns_of_all_nodes_meet(project: Path, tmp_path: Path) -> None:
+    assert nodes(project, tmp_path / "run").wait().summary["world_size"] == 2
+
+
+@pytest.mark.parametrize("place", ["flag", "file"])
+def test_a_torchrun_that_never_comes_is_named(project: Path, tmp_path: Path, place: str) -> None:
+    failed, bad, config = (tmp_path / name for name in ("failed", "bad", "train.yaml"))
+    config.write_text("meet_timeout: 3\n")
+    flag = {"flag": "--meet-timeout=3", "file": f"--config={config}"}[place]
+    files = {"FAILURE_FILE": str(failed), "BAD_NODES_FILE": str(bad)}
+    job = nodes(project, tmp_path / "run", flag, come=(0,), **files).wait()
+    assert job.codes == [1]
+    (line,) = [line for line in job.log.splitlines() if line.startswith("error: ")]
+    assert "after 3 seconds, 1 of 2 torchruns are missing: torchrun 1; none came from n2" in line
+    assert failed.exists() and bad.read_text() == "n2\n" and "Traceback" not in job.log
+
+
+@pytest.mark.parametrize("host", ["n9.invalid", "127.0.0.1"])
+def test_a_torchrun_names_the_first_node_that_it_cant_reach(
+    project: Path, tmp_path: Path, host: str
+) -> None:
+    job = nodes(project, tmp_path / "run", "--meet-timeout=3", come=(1,), MASTER_ADDR=host)
+    assert job.wait().codes == [1]
+    (line,) = [line for line in job.log.splitlines() if line.startswith("error: ")]
+    assert "can't meet the others at " + host in line and "Traceback" not in job.log
+
+
+def test_ranks_wait_longer_for_work_than_for_the_start(project: Path, tmp_path: Path) -> None:
+    """NCCL starts late, and its ranks then wait for rank 0 at the store."""
+    old = '    if settings.dataset == "mnist":\n'
+    work = """\
+    import os, time, torch
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if os.environ["SLURM_PROCID"] == "0":
+        time.sleep(9)
+        store.set("mine", "")
+    store.get("mine")
+"""
+    copy = edited(project, tmp_path, "data.py", old, work + old)
+    job = srun(copy, tmp_path / "run", 2, "--max-steps=1", "--meet-timeout=6").wait()
+    assert job.summary["world_size"] == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])

@@ -121,6 +121,13 @@ class Job:
                 found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
         return found
 
+    def listens(self) -> bool:
+        """Whether one of its processes serves a port, such as that where its ranks meet."""
+        connections = (
+            each for process, _ in self._processes() for each in process.net_connections()
+        )
+        return any(each.status == psutil.CONN_LISTEN for each in connections)
+
     def batch_shell(self) -> psutil.Process:
         """The shell that runs the batch script."""
         (shell,) = [

@@ -355,20 +355,47 @@ def test_ranks_that_can_never_meet_end_the_job(projects: dict[str, Project], lau
     assert re.search(r"error: rank . on n. can't meet the others at n1:\d+: Gloo", job.log)
 
 
+# Never starts on n2.
+SLOW_PYTHON = """\
+#!/bin/bash
+[[ $HOSTNAME != n2 ]] || exec sleep 1000
+exec .venv/bin/python "$@"
+"""
+
+
+@both_launchers
+def test_a_node_that_never_comes_is_named(
+    cluster: Cluster, projects: dict[str, Project], tmp_path: Path, launcher: str
+) -> None:
+    """Not when a signal ends the wait: then the job comes back."""
+    python, bad = tmp_path / "python", tmp_path / "bad"
+    python.write_text(SLOW_PYTHON)
+    python.chmod(0o755)
+    files = {"PROJECT_PYTHON": str(python), "BAD_NODES_FILE": str(bad)}
+    job = submit(projects[launcher], flags=("--meet-timeout=15",), **files)
+    wait_for(job.listens, lambda: job.log)
+    cluster.run("scancel", "--signal=USR2", job.id)
+    job.wait_for_restart()
+    assert "was killed (exit code 140), and back to the queue" in job.log
+    assert "missing" not in job.log and not bad.exists()
+    assert job.wait().facts["NodeList"] == "n[1-2]"
+    assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 1), job.log
+    (line,) = [line for line in job.log.splitlines() if "error: " in line and "srun: " not in line]
+    what = {"srun": "rank", "torchrun": "torchrun"}[launcher]
+    assert f"after 15 seconds, 1 of 2 {what}s are missing: {what} 1; none came from n2: " in line
+    assert bad.read_text() == "n2\n" and "Traceback" not in job.log
+
+
 @pytest.mark.slow
 def test_a_torchrun_that_can_never_reach_the_first_node_ends_the_job(
     make_project: MakeProject,
 ) -> None:
     project = make_project(launch_modes=["cpu"], launcher="torchrun")
     (project.root / "slurm/site.sh").write_text("MASTER_ADDR=n9\n")
-    module = project.root / "src/demo/engine/torchrun.py"
-    text = module.read_text()
-    assert "MEETING_SECONDS = 300" in text, "torch waits twice as long, since it tries again"
-    module.write_text(text.replace("MEETING_SECONDS = 300", "MEETING_SECONDS = 5"))
-    job = submit(project)
+    job = submit(project, flags=("--meet-timeout=5",))
     wait_for(lambda: job.state in ENDED or job.restarts, lambda: job.log)
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
-    assert re.search(r"error: torchrun on n. can't meet the other nodes: .*\(n9, \d+\)", job.log)
+    assert re.search(r"error: torchrun on n. can't meet the others at n9:\d+", job.log)
 
 
 @pytest.mark.slow

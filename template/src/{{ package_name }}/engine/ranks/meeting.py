@@ -42,7 +42,7 @@ def meeting(who: str, address: str) -> Iterator[None]:
         why = str(error).partition("\n")[0]
         raise (LostRankError if LEFT.search(why) else UsageError)(
             f"{who} on {socket.gethostname()} can't meet the others at {address}: {why} (check "
-            "MASTER_ADDR, whether its node is up and its port is taken, and GLOO_SOCKET_IFNAME if "
+            "MASTER_ADDR, whether its port is taken or its node is down, and GLOO_SOCKET_IFNAME if "
             "it is set)"
         ) from None
 
