@@ -358,7 +358,7 @@ def test_ranks_that_can_never_meet_end_the_job(projects: dict[str, Project], lau
 # Never starts on n2.
 SLOW_PYTHON = """\
 #!/bin/bash
-[[ $HOSTNAME != n2 ]] || exec sleep 1000
+[[ $SLURMD_NODENAME != n2 ]] || exec sleep 1000
 exec .venv/bin/python "$@"
 """
 

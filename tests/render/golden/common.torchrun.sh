@@ -97,9 +97,10 @@ count_ranks() {
 # the nodes' own disks is put there first.
 set_rendezvous() {
     [[ -z ${STAGE_FILES:-} ]] || stage "${STAGE_FILES[@]}"
-    [[ -n ${MASTER_ADDR:-} ]] || read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
-        fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
-    export MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
+    JOB_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
+    MASTER_ADDR=${MASTER_ADDR:-${JOB_NODES%%,*}}
+    [[ -n $MASTER_ADDR ]] || fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
+    export JOB_NODES MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
     # Ranks that hang leave a record of their last collectives.
     export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
     export TORCH_FR_DUMP_TEMP_FILE="$PWD/logs/nccl-$SLURM_JOB_ID-rank-"
