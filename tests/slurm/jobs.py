@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,12 +122,15 @@ class Job:
                 found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
         return found
 
-    def listens(self) -> bool:
-        """Whether one of its processes serves a port, such as that where its ranks meet."""
-        connections = (
-            each for process, _ in self._processes() for each in process.net_connections()
-        )
-        return any(each.status == psutil.CONN_LISTEN for each in connections)
+    def meets(self) -> bool:
+        """Whether the port is served where the ranks of the first step meet."""
+        served = re.compile(rf":{20_000 + int(self.id):04X} \S+ 0A")
+        for process, _ in self._processes():
+            for name in ("tcp", "tcp6"):
+                with suppress(OSError):  # it ended meanwhile
+                    if served.search(Path(f"/proc/{process.pid}/net/{name}").read_text()):
+                        return True
+        return False
 
     def batch_shell(self) -> psutil.Process:
         """The shell that runs the batch script."""
