@@ -1,6 +1,7 @@
 #!/bin/sh
-# install.sh FOLDER [CODE]: makes an environment of what this project depends on and the image that
-# this runs in lacks; it sees the folder CODE, too. `make image` runs this. TORCH is the PyTorch to
+# install.sh FOLDER PROJECT: makes an environment of what this project depends on and the image that
+# this runs in lacks. It finds the code of a job in CODE_DIR (slurm/snapshot.sh), and other code in the
+# folder PROJECT; `.` is where it is started. `make image` runs this. TORCH is the PyTorch to
 # install where the image brings none, TORCH_INDEX the index that has it, PYTHON the image's Python.
 set -eu
 env=$1 base=${PYTHON:-python3}
@@ -35,4 +36,9 @@ install="$env/bin/python -m pip install --no-cache-dir --constraint $wanted/cons
 $install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch>=2.6}"
 $install --requirement "$wanted/requirements.txt"
 rm -r "$wanted"
-[ -z "${2:-}" ] || echo "$2" >"$(echo "$env"/lib/python3*/site-packages)/project.pth"
+"$env/bin/python" - "$2" >"$(echo "$env"/lib/python3*/site-packages)/project.pth" <<'END'
+import sys
+
+code = f"os.environ.get('CODE_DIR', {sys.argv[1]!r}) + '/src'"
+print(f"import os, sys; sys.path.append(os.path.abspath({code}))")
+END

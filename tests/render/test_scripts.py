@@ -505,7 +505,8 @@ def test_the_ranks_have_the_environment_of_the_script(srun: Submission) -> None:
     assert srun.run("train_multi_node", **given)[0] == 0
     env = srun.noted("srun.env")
     assert "GLOO_SOCKET_IFNAME=ib0" in env
-    assert f"PYTHONPATH={srun.root}/src" in env
+    (snapshot,) = (srun.root / ".snapshots").iterdir()
+    assert {f"PYTHONPATH={snapshot}/src", f"CODE_DIR={snapshot}"} <= {*env}
     assert not [line for line in env if line.startswith("SLURM_EXPORT_ENV")]
 
 

@@ -130,12 +130,13 @@ def test_it_trains_on_two_nodes(project: Project, digits: list[str]) -> None:
     assert job.summary["test_accuracy"] > 0.9
     assert job.summary["hostnames"] == ["n1", "n1", "n2", "n2"]
     assert "4 rank(s) by srun on" in job.log
-    image, code = (f"{project.root}/{path}" for path in ("container/image.sif", "src/demo"))
-    assert f"interpreter  {image} (Python 3." in job.log and f"code         {code}\n" in job.log
+    image = f"{project.root}/container/image.sif"
     provenance = json.loads((job.run_dir / "provenance.json").read_text())
+    code = f"{project.root}/.snapshots/{provenance['snapshot']}/src/demo"
+    assert f"interpreter  {image} (Python 3." in job.log and f"code         {code}\n" in job.log
     assert provenance["slurm"]["SLURM_JOB_ID"] == job.id
     assert provenance["container"] == image
-    assert re.fullmatch(r"[0-9a-f]{12}", provenance["git"]["commit"])
+    assert re.fullmatch(r"[0-9a-f]{40}", provenance["git"]["commit"])
 
 
 def test_the_image_says_what_it_is_and_holds_no_secret(project: Project) -> None:
@@ -227,8 +228,14 @@ def test_the_code_of_a_release_is_its_own(project: Project, tmp_path: Path) -> N
 
 def test_a_stopped_job_comes_back(project: Project, uninterrupted: Job) -> None:
     job = submit(project, flags=SHORTER).wait_for_step(30)
-    stop(job)
-    check_back(job, uninterrupted)
+    code = project.root / "src/demo/model.py"
+    kept = code.read_text()
+    code.write_text("raise SystemExit('edited while the job runs')\n")
+    try:
+        stop(job)
+        check_back(job, uninterrupted)
+    finally:
+        code.write_text(kept)
     assert "stopped after a checkpoint, and back to the queue" in job.log
 
 

@@ -7,10 +7,35 @@ fail() {
     exit 1
 }
 
-# Slurm keeps a job's script as it was submitted, but not this file. Raise the number where scripts
-# that wait in the queue could not use this file any more.
-[[ ${1:-} == 1 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
+if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
+    # A job that is submitted inside another (salloc, JupyterHub) inherits the numbers of that one.
+    if [[ -n ${SLURM_ARRAY_JOB_ID:-}${SLURM_RESTART_COUNT:-} ]] && facts=$(scontrol show job "$SLURM_JOB_ID"); then
+        [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
+        [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+    fi
+    # An edit or an update may come while the job waits: it runs the code that was submitted, from
+    # here on with its own copy of this file.
+    # shellcheck source=slurm/snapshot.sh
+    . slurm/snapshot.sh
+    find_code
+    if [[ -n ${CODE_DIR:-} ]]; then
+        . "$CODE_DIR/slurm/common.sh" "$@"
+        return
+    fi
+fi
+# Slurm keeps a job's script as it was submitted. Raise the number where scripts that wait in the queue
+# could not use this file any more.
+[[ ${1:-} == 1 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
+slurm_dir=${BASH_SOURCE[0]%/*}
+
+# Of the jobs of a chain, those that still wait end with the run, or with a fault of the program.
+unset CHAIN_JOB_ID
+if [[ -f logs/chain-$SLURM_JOB_ID ]]; then
+    read -ra chain <"logs/chain-$SLURM_JOB_ID"
+    export CHAIN_JOB_ID=${chain[0]} # names the run's folder
+    trap '(($? == 75 || $? > 128)) || scancel --state=PENDING "${chain[@]}" || true' EXIT
+fi
 
 # `module` is a function of the shell, and not every shell starts with it.
 for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash"; do
@@ -21,18 +46,14 @@ command -v module >/dev/null ||
     fail "there is no module command on $(hostname): define it in ~/.bash_profile, which jobs read"
 module purge
 
-# A job that is submitted inside another (salloc, JupyterHub) inherits what that one asked for, and srun
-# would read it as options. Without options, a step has all that its job has.
+# A job that is submitted inside another has what that one asked for, too, and srun would read it as
+# options. Without options, a step has all that its job has.
 for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_PER_GPU TRES_PER_TASK \
     GPU_BIND TRES_BIND HINT THREADS_PER_CORE NTASKS_PER_{CORE,GPU,SOCKET,TRES} \
     ${SLURM_SRUN_COMM_HOST:+CPU_BIND MEM_BIND DISTRIBUTION STEP_ID}; do
     option=--${name//_/-} given=SBATCH_$name
     [[ -n ${!given:-} ]] || grep -qs -- "^#SBATCH.* ${option,,}[ =]" "$0" || unset "SLURM_$name"
 done
-if [[ -n ${SLURM_ARRAY_JOB_ID:-}${SLURM_RESTART_COUNT:-} ]] && facts=$(scontrol show job "$SLURM_JOB_ID"); then
-    [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
-    [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
-fi
 # The log of an array's task gets a second name, with the numbers that squeue and the run have.
 log=$(readlink /proc/$$/fd/1)
 if [[ -n ${SLURM_ARRAY_JOB_ID:-} && $log == *-$SLURM_JOB_ID.out ]]; then
@@ -42,9 +63,9 @@ fi
 # Facts of this site, such as its network interfaces, belong in this file of your own. The login shell's
 # MASTER_ADDR is another job's, and so is what a job that submits this one has staged.
 unset MASTER_ADDR MASTER_PORT STAGED FIRST_STEP
-if [[ -f slurm/site.sh ]]; then
+if [[ -f $slurm_dir/site.sh ]]; then
     # shellcheck source=/dev/null
-    . slurm/site.sh || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
+    . "$slurm_dir/site.sh" || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
 fi
 # The ranks get what this shell has, even after `sbatch --export=NONE`.
 unset SLURM_EXPORT_ENV
@@ -65,9 +86,9 @@ use_python() {
     [[ -n ${PROJECT_PYTHON:-} ]] || others=
     python=("${PROJECT_PYTHON:-$PWD/$1}")
     [[ -x ${python[0]} ]] || fail "${python[0]} does not exist: run 'make setup' first"
-    # The code is this folder's, and no package is a module's.
+    # The code is that of the job, and no package is a module's.
     unset PYTHONHOME
-    export PYTHONPATH=$PWD/src$others
+    export PYTHONPATH=${CODE_DIR:-$PWD}/src$others
 }
 
 one_node_only() {
@@ -109,6 +130,8 @@ set_rendezvous() {
 print_facts() {
     local version each="$gpus on each node"
     ((gpus)) || each=none
+    local commit
+    commit=$({ cat "${CODE_DIR:-none}/git/describe" || git describe --always --dirty --abbrev=12; } 2>/dev/null) || true
     version=$("${python[@]}" --version) || fail "${python[*]} does not start: does it need a module?"
     cat <<END
 job          $SLURM_JOB_ID ($SLURM_JOB_NAME), restart ${SLURM_RESTART_COUNT:-0}${SLURM_ARRAY_TASK_ID:+, task $SLURM_ARRAY_TASK_ID of an array: a job of its own}
@@ -118,7 +141,8 @@ world size   $world_size, with $cpus CPU cores for each rank
 master       $MASTER_ADDR
 modules      ${LOADEDMODULES:-none}
 interpreter  ${python[*]} ($version)
-commit       $(git describe --always --dirty --abbrev=12 2>/dev/null || echo none)
+code         ${CODE_DIR:-$PWD}/src
+commit       ${commit:-none}
 END
 }
 
@@ -133,6 +157,6 @@ choose_command() {
 }
 
 # shellcheck source=slurm/resume.sh
-. slurm/resume.sh
+. "$slurm_dir/resume.sh"
 # shellcheck source=slurm/stage.sh
-[[ -z ${STAGE_FILES:-} ]] || . slurm/stage.sh
+[[ -z ${STAGE_FILES:-} ]] || . "$slurm_dir/stage.sh"

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import difflib
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,21 @@ def with_full_paths(flags: T) -> T:
 def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
     """Return the flags of a command, with all paths expanded; bad flags end it with exit code 2."""
     return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog, console_outputs=is_rank_0()))
+
+
+def snapshot() -> Path | None:
+    """Return the folder of the code as it was submitted, if this process runs that code.
+
+    An image of a release runs the code in it, and a process outside a job the project's.
+    """
+    folder = Path(os.environ.get("CODE_DIR", ""))
+    return folder if folder in Path(__file__).parents else None
+
+
+def as_submitted(path: Path) -> Path:
+    """Return a file's path without links; of a file of the snapshot, that of the copy there."""
+    copy = Path(snapshot() or "", path)
+    return (copy if copy.exists() else path).resolve()
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -250,10 +266,10 @@ class Settings:
         config.add_argument("--config", type=Path)
         flag, rest = config.parse_known_args(argv)
         path = Path(full_path("config", str(flag.config))) if flag.config else DEFAULT_CONFIG
-        defaults = cls()
-        if flag.config or path.exists():
+        defaults, found = cls(), as_submitted(path)
+        if flag.config or found.exists():
             # The user chose it, so it may be a link.
-            defaults = dataclasses.replace(cls.from_yaml(path.resolve()), config=path)
+            defaults = dataclasses.replace(cls.from_yaml(found), config=path)
         settings = tyro.cli(
             cls,
             args=rest,

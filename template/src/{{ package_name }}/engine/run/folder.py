@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..checkpoint_files import Checkpoints
-from ..config import Settings
+from ..config import Settings, snapshot
 from ..errors import UsageError
 from ..filesystem import read_bytes, write_atomically
 from ..ranks.environment import srun_step
@@ -24,7 +24,8 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
     """Return the settings with a run folder, the same on every rank; every rank calls this.
 
-    The name is the job's id, which a requeued job keeps. Each task of an array is a separate run.
+    The name is the job's id, which a requeued job keeps, or that of the first job of a chain. Each
+    task of an array is a separate run.
 
     Raises:
         UsageError: the tasks of an array have the same `run_dir`.
@@ -41,7 +42,8 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
     now = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     # With milliseconds, since a loop may start several runs in a second.
-    name = os.environ.get("SLURM_JOB_ID", f"{stamp}-{int(now * 1000) % 1000:03}")
+    job = os.environ.get("CHAIN_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+    name = job or f"{stamp}-{int(now * 1000) % 1000:03}"
     # slurm/stage.sh says how many steps came before the training.
     if (step := (srun_step(os.environ) or 0) - int(os.environ.get("FIRST_STEP", 0))) > 0:
         # Another training in the same allocation; a requeued job numbers its steps from zero.
@@ -50,6 +52,14 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
     folder = Path(settings.run_root, settings.experiment, world.broadcast(name))
     return dataclasses.replace(settings, run_dir=str(folder))
+
+
+def keep_code(folder: Path) -> None:
+    """Keep the code as it was submitted, in `code/HASH.tar.gz`; slurm/snapshot.sh packed it."""
+    if code := snapshot():
+        (folder / "code").mkdir(exist_ok=True)
+        packed = (code / "code.tar.gz").read_bytes()
+        write_atomically(folder / "code" / f"{code.name}.tar.gz", packed)
 
 
 def keep_earlier(folder: Path, resume_step: int) -> None:

@@ -21,7 +21,7 @@ from ..ranks.dtensor import full_tensor
 from ..ranks.world import World
 from . import provenance
 from .description import describe_run
-from .folder import keep_earlier
+from .folder import keep_code, keep_earlier
 from .logging_setup import log_to_file, read_log
 from .media import as_csv, pixels
 from .messages import log_step
@@ -77,6 +77,7 @@ class RunLogger:
                 with suppress(OSError):  # another user may own it
                     sync_names(folder)
             keep_earlier(self.folder, resume_step)
+            keep_code(self.folder)
             self._write("config.yaml", yaml.safe_dump(settings.as_dict(), sort_keys=False))
             self._write("provenance.json", json.dumps(facts, indent=2))
             path = self.folder / "metrics.jsonl"

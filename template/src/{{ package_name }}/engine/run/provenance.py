@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from ..config import as_submitted, snapshot
 from ..errors import UsageError, without_secrets
 from ..ranks.world import World
 
@@ -36,12 +37,17 @@ def collect(world: World) -> dict[str, Any]:
 
     Only Slurm's and the container's variables are read: others may hold secrets.
     """
-    diff = _hidden(_diff() or "")
+    code = snapshot()
+    diff = _hidden(_kept(code, "diff") if code else _diff() or "")
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
     # Images lack git: the batch script or a release sets the variable.
     commit = os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
+    if code:
+        commit = _kept(code, "commit") or None
     here = Path.cwd()
+    if "CODE_DIR" in os.environ and here / "src" in Path(__file__).parents:
+        log.warning("this job runs the code of now, not that submitted: run 'make image' again")
     if commit is None and any((each / ".git").exists() for each in (here, *here.parents)):
         # Such as where the folder is another user's.
         log.warning("provenance.json has no commit: 'git rev-parse HEAD' fails here and says why")
@@ -55,9 +61,10 @@ def collect(world: World) -> dict[str, Any]:
     command, template = json.loads(_hidden(started))
     return {
         "command": command,
+        "snapshot": code and code.name,
         "git": {
             "commit": commit,
-            "changes": _git("status", "--short"),
+            "changes": _kept(code, "changes") if code else _git("status", "--short"),
             "diff": diff and f"{diff}\n",
         },
         "template": template,
@@ -79,7 +86,7 @@ def collect(world: World) -> dict[str, Any]:
 
 def _answers() -> Any:  # noqa: ANN401 - any YAML
     """Return the answers that the project was rendered with, None in an image without them."""
-    path = Path(".copier-answers.yml")
+    path = as_submitted(Path(".copier-answers.yml"))
     try:
         return yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
     except (yaml.YAMLError, ValueError) as error:
@@ -92,6 +99,12 @@ def _answers() -> Any:  # noqa: ANN401 - any YAML
 def _hidden(text: str) -> str:
     """Return a text without what looks like a secret."""
     return without_secrets(KEYS.sub(r"\1<secret>", text))
+
+
+def _kept(code: Path, name: str) -> str:
+    """Return what git said when the snapshot was taken, "" where there was no git or no commit."""
+    path = code / "git" / name
+    return path.read_text("utf-8", "replace").rstrip("\n") if path.exists() else ""
 
 
 def _diff() -> str | None:

@@ -69,8 +69,9 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
 
 def _start(job: Script) -> Finding:
     """Load the modules as a script does, and start the interpreter or find the image."""
+    script = "CODE_SNAPSHOT=0\n" + job.start + VERSION % ("image" if job.image else "setup")
     done = subprocess.run(
-        ["bash", "-l", "-c", job.start + VERSION % ("image" if job.image else "setup")],
+        ["bash", "-l", "-c", script],
         env={"SLURM_JOB_ID": "0", **os.environ, "SLURM_SUBMIT_DIR": os.getcwd()},
         stdin=subprocess.DEVNULL,
         capture_output=True,

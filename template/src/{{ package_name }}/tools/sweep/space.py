@@ -11,7 +11,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from ...engine.config import read_yaml
+from ...engine.config import as_submitted, read_yaml
 from ...engine.errors import UsageError
 from ...settings import Settings
 
@@ -22,7 +22,7 @@ def search_space(path: Path) -> dict[str, BaseDistribution]:
     Raises:
         UsageError: the file can't be read, or a setting or a value in it is wrong.
     """
-    wanted = read_yaml(path.resolve())
+    wanted = read_yaml(as_submitted(path))
     if not isinstance(wanted, dict) or not wanted:
         raise UsageError(f"{path} names no setting to search: add one, such as lr: [0.05, 0.1]")
     space: dict[str, BaseDistribution] = {}

@@ -1,0 +1,47 @@
+#!/bin/bash
+# Submits a batch script, to run the code as it is now: `make submit` and `make chain`. A chain is N jobs,
+# one after another, that share a run.
+#   bash slurm/submit.sh N SCRIPT [OPTION OF SBATCH]... -- [ARGUMENT OF THE SCRIPT]...
+set -eo pipefail
+cd "${BASH_SOURCE[0]%/*}/.."
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+# shellcheck source=slurm/snapshot.sh
+. slurm/snapshot.sh
+
+count=$1 script=$2 options=()
+shift 2
+while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+done
+shift
+[[ $count =~ ^[1-9][0-9]{0,2}$ ]] || fail "N is '$count': it must be a number of jobs, such as N=5"
+[[ -n $script ]] || fail "name a batch script, such as SCRIPT=$(printf '%s\n' slurm/train_*.sbatch | head -n 1)"
+grep -qs '^#SBATCH' "$script" || fail "$script is not a batch script: it does not exist, or has no #SBATCH line"
+((count == 1)) || [[ ! " ${options[*]} $(grep '^#SBATCH' "$script")" =~ \ (-a|--array) ]] ||
+    fail "a chain is one run, and each task of an array has its own: leave --array out"
+snapshot=
+! wants_snapshot || take_snapshot
+
+ids=()
+while ((${#ids[@]} < count)); do
+    # The first job waits until all is written, and each other one for the job before it.
+    wait=--hold
+    ((${#ids[@]} == 0)) || wait=--dependency=afterany:${ids[-1]}
+    id=$(sbatch --parsable "${options[@]}" "$wait" "$script" "$@") || {
+        ((${#ids[@]} == 0)) || scancel "${ids[@]}"
+        fail "sbatch refuses $script, as it says above: no job is left in the queue"
+    }
+    ids+=("${id%%;*}")
+done
+for id in "${ids[@]}"; do
+    [[ -z $snapshot ]] || ln -sfn "../.snapshots/$snapshot" "logs/code-$id"
+    ((count == 1)) || echo "${ids[*]}" >"logs/chain-$id"
+done
+scontrol release "${ids[0]}" || fail "job ${ids[0]} is held: 'scontrol release ${ids[0]}' lets it start"
+echo "submitted ${ids[*]}${snapshot:+, with the code in .snapshots/$snapshot}"
+((count == 1)) || echo "the run has the number of the first job; to end the chain: scancel ${ids[*]}"

@@ -1,0 +1,188 @@
+"""What a snapshot of the code holds, which one a job runs, and what `make submit` asks of Slurm."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from renderer import Renderer
+from test_scripts import ONE_NODE, Submission, refused, submission
+
+SLURM = {
+    "sbatch": """echo "$@" >>sbatch.args
+((${LIMIT:-9} >= $(wc -l <sbatch.args))) || { echo "sbatch: error: QOSMaxSubmit" >&2; exit 1; }
+echo "$((10 + $(wc -l <sbatch.args)));cluster\"""",
+    "scancel": 'echo "$@" >>scancel.args',
+    "scontrol": 'echo "$@" >>scontrol.args; [[ $1 != release || -z ${BUSY:-} ]]',
+}
+
+
+@pytest.fixture
+def project(render: Renderer, tmp_path: Path) -> Submission:
+    """A project, with stand-ins for the commands that submit and cancel, too."""
+    project = submission(render, tmp_path / "project")
+    for name in ("sbatch", "scancel"):
+        (project.root / "bin" / name).write_text(f"#!/bin/bash\n{SLURM[name]}\n")
+        (project.root / "bin" / name).chmod(0o755)
+    return project
+
+
+def code_of(project: Submission, job: str, **env: str) -> Path:
+    """Run a job, and return the folder whose code its ranks run."""
+    code, log = project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID=job, **env)
+    assert code == 0, log
+    (path,) = (line for line in project.noted("srun.env") if line.startswith("PYTHONPATH="))
+    assert f"code         {path.removeprefix('PYTHONPATH=')}\n" in log
+    return Path(path.removeprefix("PYTHONPATH=")).parent
+
+
+def git(project: Submission, *arguments: str) -> str:
+    """Run git in a project."""
+    own = ("-c", "user.name=demo", "-c", "user.email=demo@example.org", "-C", project.root)
+    return subprocess.check_output(["git", *own, *arguments], text=True)
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
+    project: Submission, tmp_path: Path, repository: bool
+) -> None:
+    root = project.root
+    (root / ".gitignore").write_text((root / ".gitignore").read_text() + "*.bin\n")
+    if repository:
+        git(project, "init", "--quiet")
+        git(project, "add", ".")
+        git(project, "commit", "--quiet", "--message=demo")
+    (tmp_path / "elsewhere.py").write_text("linked")
+    (root / "src/demo/figures.py").unlink()
+    (root / "src/demo/linked.py").symlink_to(tmp_path / "elsewhere.py")
+    (root / "src/demo/gone.py").symlink_to(tmp_path / "nowhere.py")
+    for name in ("a\nb.py", "large.bin", "__pycache__/a.pyc"):
+        (root / "src/demo" / name).parent.mkdir(exist_ok=True)
+        (root / "src/demo" / name).write_text("new")
+    code = code_of(project, "1")
+    assert code.parent == root / ".snapshots" and (root / "logs/code-1").resolve() == code
+    assert (code / "src/demo/a\nb.py").exists() and (code / "slurm/site.sh").exists()
+    assert not (code / "src/demo/linked.py").is_symlink()
+    absent = ["figures.py", "gone.py", "__pycache__", *(["large.bin"] * repository)]
+    assert not [name for name in absent if (code / "src/demo" / name).exists()]
+    assert (code / "src/demo/large.bin").exists() is not repository
+    assert not {"Makefile", "bin", "logs"} & {*os.listdir(code)}
+    if repository:
+        assert (code / "git/commit").read_text() == git(project, "rev-parse", "HEAD")
+        assert "+linked" not in (code / "git/diff").read_text()
+        assert " D src/demo/figures.py\n" in (code / "git/changes").read_text()
+        assert "src/demo/figures.py" in git(project, "ls-files"), "the index has changed"
+    # Equal code is the same snapshot. Of other code, a job that comes back knows nothing.
+    assert code_of(project, "2") == code
+    (root / "src/demo/model.py").write_text("edited")
+    (root / "slurm/site.sh").write_text("exit 9\n")
+    (root / "slurm/common.sh").write_text(
+        (root / "slurm/common.sh").read_text().replace("${1:-} == 1", "${1:-} == 2")
+    )
+    assert code_of(project, "1", SLURM_RESTART_COUNT="1") == code
+    assert len(os.listdir(root / ".snapshots")) == 1
+    assert project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID="3")[0] == 1
+
+
+def test_tasks_of_an_array_run_the_same_code(project: Submission) -> None:
+    task = {"SLURM_ARRAY_JOB_ID": "123450"}
+    code = code_of(project, "123456", SLURM_ARRAY_TASK_ID="0", **task)
+    (project.root / "src/demo/model.py").write_text("edited")
+    assert code_of(project, "123456", SLURM_ARRAY_TASK_ID="1", **task) == code
+
+
+def test_without_snapshots_a_job_runs_the_folder(project: Submission) -> None:
+    assert code_of(project, "1", CODE_SNAPSHOT="0", CODE_DIR="/of/another/job") == project.root
+    assert not [line for line in project.noted("srun.env") if line.startswith("CODE_DIR=")]
+    (project.root / "slurm/site.sh").write_text("true\nexport CODE_SNAPSHOT=0 # ours\n")
+    assert code_of(project, "2") == project.root
+    assert not (project.root / ".snapshots").exists()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("size", "code has 60 MiB, and 50 are the most.*move data out of src/.*CODE_SNAPSHOT=0"),
+        ("gone", r"snapshots/0123, the code of this job, is gone: submit the job again"),
+        ("disk", "cannot be written: make room, or set CODE_SNAPSHOT=0"),
+        ("value", "CODE_SNAPSHOT is 'yes': it must be 0 or 1"),
+    ],
+)
+def test_code_that_cannot_be_kept_is_named(project: Submission, trouble: str, words: str) -> None:
+    root = project.root
+    if trouble == "size":
+        with (root / "src/demo/weights.pt").open("wb") as file:
+            file.truncate(60 * 2**20)
+    elif trouble == "gone":
+        (root / "logs/code-123456").symlink_to("../.snapshots/0123")
+    elif trouble == "disk":
+        (root / ".snapshots").write_text("no folder")
+    env = {"CODE_SNAPSHOT": "yes"} if trouble == "value" else {}
+    refused(project, "train_single_node", {**ONE_NODE, **env}, words)
+    assert trouble == "disk" or not list(root.glob(".snapshots/*"))
+
+
+def make(project: Submission, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run make, with the stand-ins and no environment of its own."""
+    scontrol = project.root / "bin/scontrol"
+    scontrol.write_text(f"#!/bin/bash\n{SLURM['scontrol']}\n")
+    path = f"{project.root / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["make", "--no-print-directory", *words],
+        cwd=project.root,
+        env={"PATH": path, "HOME": str(project.root), **env},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
+    words = ("SBATCH=--time=1:00:00 --qos=a", "ARGS=--epochs 3 --tags 'a b'")
+    done = make(project, "chain", "N=3", "SCRIPT=slurm/train_cpu.sbatch", *words)
+    (snapshot,) = (project.root / ".snapshots").iterdir()
+    first = f"submitted 11 12 13, with the code in .snapshots/{snapshot.name}\n"
+    assert done.stdout.startswith(first), done.stderr
+    assert project.noted("sbatch.args") == [
+        f"--parsable --time=1:00:00 --qos=a {wait} slurm/train_cpu.sbatch --epochs 3 --tags a b"
+        for wait in ("--hold", "--dependency=afterany:11", "--dependency=afterany:12")
+    ]
+    assert project.noted("scontrol.args") == ["release 11"]
+    for job in ("11", "12", "13"):
+        assert (project.root / f"logs/code-{job}").resolve() == snapshot
+        assert (project.root / f"logs/chain-{job}").read_text() == "11 12 13\n"
+    done = make(project, "submit", "SCRIPT=slurm/train_cpu.sbatch", CODE_SNAPSHOT="0")
+    assert done.stdout == "submitted 14\n" and not list(project.root.glob("logs/*-14"))
+
+
+@pytest.mark.parametrize(
+    ("status", "ends"), [("0", True), ("1", True), ("75", False), ("137", False)]
+)
+def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, ends: bool) -> None:
+    (project.root / "logs/chain-123456").write_text("123455 123456 123457\n")
+    code, log = project.run("train_single_node", **ONE_NODE, SRUN_EXIT=status)
+    assert code == int(status) and "CHAIN_JOB_ID=123455" in project.noted("srun.env"), log
+    cancelled = project.noted("scancel.args")
+    assert cancelled == ["--state=PENDING 123455 123456 123457"] * ends
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("N=0",), "N is '0': it must be a number of jobs, such as N=5"),
+        (("N=two",), "N is 'two'"),
+        (("SCRIPT=",), "name a batch script, such as SCRIPT=slurm/train_"),
+        (("SCRIPT=slurm/none.sbatch",), "slurm/none.sbatch is not a batch script: it does not"),
+        (("SCRIPT=Makefile",), "Makefile is not a batch script"),
+        (("SBATCH=--array=0-3",), "a chain is one run, and each task of an array has its own"),
+        (("LIMIT=1",), "sbatch refuses slurm/train_cpu.sbatch, as it says above: no job is left"),
+        (("BUSY=yes",), "job 11 is held: 'scontrol release 11' lets it start"),
+    ],
+)
+def test_what_cannot_be_submitted_is_named(
+    project: Submission, words: tuple[str, ...], error: str
+) -> None:
+    done = make(project, "chain", "SCRIPT=slurm/train_cpu.sbatch", *words)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode and len(errors) == 1 and errors[0].startswith(f"error: {error}")
+    assert project.noted("scancel.args") == ["11"] * ("LIMIT=1" in words)
+    assert "submitted" not in done.stdout

@@ -1,0 +1,146 @@
+"""A job runs the code that was submitted, however the folder changes; a chain has one run."""
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import metrics
+import pytest
+
+from .cluster import wait_for
+from .conftest import MakeProject
+from .jobs import ENDED, Job, Project
+from .test_stops import submit
+
+SHORTER = "--epochs=2"
+STEPS = 2 * 117
+BROKEN = "\nraise SystemExit('this code came later')\n"
+
+
+@pytest.fixture(scope="module", params=["srun", "torchrun"])
+def project(make_project: MakeProject, request: pytest.FixtureRequest) -> Project:
+    """A project in a repository, with a change that is not committed and a new file."""
+    project = make_project(launcher=request.param)
+    git = ("git", "-c", "user.name=demo", "-c", "user.email=demo@example.org", "-C", project.root)
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=demo"]):
+        subprocess.run([*git, *command], check=True)
+    with (project.root / "src/demo/figures.py").open("a") as code:
+        code.write("# not committed: token = 'abcdefgh12345678'\n")
+    (project.root / "src/demo/new.py").write_text("HERE = True\n")
+    return project
+
+
+def make(project: Project, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run make on the login node."""
+    return project.cluster.run("make", *words, cwd=project.root, check=False, **env)
+
+
+def submitted(project: Project, *words: str, **env: str) -> list[Job]:
+    """Return the jobs that a target of make submitted."""
+    done = make(project, *words, "SCRIPT=slurm/train_cpu.sbatch", **env)
+    assert done.stdout.startswith("submitted "), done.stdout + done.stderr
+    numbers = done.stdout.splitlines()[0].partition(",")[0].split()[1:]
+    return [Job(project, number) for number in numbers]
+
+
+class Edits:
+    """Edits of a project's files, which are taken back at the end of a `with` block."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.kept: dict[Path, str] = {}
+
+    def __enter__(self) -> "Edits":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path, text in self.kept.items():
+            path.write_text(text)
+
+    def update(self) -> None:
+        """Break what a job reads: its code, its settings, and the files beside its script."""
+        for name, text in {
+            "src/demo/model.py": BROKEN,
+            "src/demo/engine/torchrun.py": BROKEN,
+            "configs/train.yaml": "no_setting: 1\n",
+            "slurm/common.sh": "",
+            "slurm/resume.sh": "exit 99\n",
+            "slurm/site.sh": "exit 98\n",
+        }.items():
+            path = self.root / name
+            self.kept[path] = path.read_text() if path.exists() else ""
+            path.write_text(self.kept[path] + text)
+        common = self.root / "slurm/common.sh"
+        text = common.read_text()
+        assert text.count("[[ ${1:-} == ") == 1
+        common.write_text(text.replace("[[ ${1:-} == ", "[[ ${1:-} == 99"))
+
+
+def check_kept(job: Job) -> str:
+    """Check what a run says about its code; return the hash."""
+    provenance = json.loads((job.run_dir / "provenance.json").read_text())
+    name = provenance["snapshot"]
+    assert f"/.snapshots/{name}/src\n" in job.log
+    git = ("git", "-C", job.project.root, "rev-parse", "HEAD")
+    assert provenance["git"]["commit"] == subprocess.check_output(git, text=True).strip()
+    assert provenance["git"]["changes"] == " M src/demo/figures.py\n?? src/demo/new.py"
+    diff = provenance["git"]["diff"]
+    assert "+HERE = True" in diff and "<secret>" in diff and "came later" not in diff
+    (packed,) = (job.run_dir / "code").iterdir()
+    assert packed.name == f"{name}.tar.gz"
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+        assert b"came later" not in archive.extractfile("./src/demo/model.py").read()
+    assert {"./configs/train.yaml", "./slurm/common.sh", "./src/demo/new.py"} <= {*names}
+    assert not [each for each in names if "site.sh" in each or "pycache" in each]
+    return name
+
+
+def test_a_job_that_comes_back_goes_on_with_its_code(project: Project) -> None:
+    job = submit(project, flags=(SHORTER, "--workers=1", "--config=configs/train.yaml"))
+    job.wait_for_step(30)
+    with Edits(project.root) as edits:
+        edits.update()
+        project.cluster.run("scancel", "--signal=USR2", job.id)
+        job.wait_for_restart()
+        assert job.summary["global_step"] == STEPS and job.summary["resumed_from_step"] > 0
+        check_kept(job)
+        # The folder's code, which this job shall run, is the broken one.
+        other = project.sbatch("slurm/train_cpu.sbatch", CODE_SNAPSHOT="0")
+        assert other.wait().state == "FAILED" and "has changed since" in other.log
+
+
+def test_make_submit_takes_the_code_of_its_moment(project: Project) -> None:
+    options = "SBATCH=--begin=now+1hour --array=0,7 --export=NONE"
+    (array,) = submitted(project, "submit", options, "ARGS=--dataset=synthetic --max-steps=3")
+    tasks = [Job(project, f"{array.id}_{task}") for task in (0, 7)]
+    with Edits(project.root) as edits:
+        edits.update()
+        project.cluster.run("scontrol", "update", f"JobId={array.id}", "StartTime=now")
+        assert {task.summary["global_step"] for task in tasks} == {3}
+    assert len({check_kept(task) for task in tasks}) == 1
+
+
+def test_a_chain_ends_with_its_run(project: Project) -> None:
+    """Also where jobs are not requeued: the second job goes on with the run of the first."""
+    options = ("N=3", "SBATCH=--nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --no-requeue")
+    flags = "ARGS=--dataset=synthetic --checkpoint-every=20 --log-every=1 --experiment=long"
+    flags = f"{flags} {SHORTER}"
+    jobs = submitted(project, "chain", *options, flags, RANKS_PER_NODE="1", MAX_REQUEUES="0")
+    first, second, third = jobs
+    run_dir = project.root / "runs/long" / first.id
+    wait_for(lambda: metrics.logged(run_dir, 30) or first.state in ENDED, lambda: first.log)
+    project.cluster.run("scancel", "--signal=USR2", first.id)
+    assert first.wait().state == "FAILED" and first.facts["ExitCode"] == "75:0", first.log
+    assert second.wait().state == "COMPLETED", second.log
+    assert third.wait().state == "CANCELLED"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["global_step"] == STEPS and summary["resumed_from_step"] > 0
+    assert [path.name for path in run_dir.parent.iterdir()] == [first.id]
+
+
+def test_a_chain_ends_with_a_fault_of_the_program(project: Project) -> None:
+    failed, *others = submitted(project, "chain", "N=3", "ARGS=--lr=quick")
+    assert failed.wait().state == "FAILED"
+    assert [job.wait().state for job in others] == ["CANCELLED", "CANCELLED"]
