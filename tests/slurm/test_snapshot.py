@@ -57,6 +57,8 @@ class Edits:
     def __exit__(self, *_: object) -> None:
         for path, text in self.kept.items():
             path.write_text(text)
+            if not text:  # it is new
+                path.unlink()
 
     def update(self) -> None:
         """Break what a job reads: its code, its settings, and the files beside its script."""

@@ -20,6 +20,7 @@ if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
     . slurm/snapshot.sh
     find_code
     if [[ -n ${CODE_DIR:-} ]]; then
+        # shellcheck source=/dev/null
         . "$CODE_DIR/slurm/common.sh" "$@"
         return
     fi
@@ -29,12 +30,23 @@ fi
 [[ ${1:-} == 2 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
 slurm_dir=${BASH_SOURCE[0]%/*}
 
-# Of the jobs of a chain, those that still wait end with the run, or with a fault of the program.
+# Names of functions that the end of the job calls with its exit code; slurm/resume.sh and stage.sh add theirs.
+at_end=
+leave() {
+    local status=$? each
+    for each in $at_end; do "$each" "$status" || true; done
+}
+trap leave EXIT
+
+# After the end of a run, or a fault of the program, the jobs of its chain that still wait are cancelled.
+end_chain() {
+    (($1 == 75 || $1 > 128)) || scancel --state=PENDING "${chain[@]}"
+}
 unset CHAIN_JOB_ID
 if [[ -f logs/chain-$SLURM_JOB_ID ]]; then
     read -ra chain <"logs/chain-$SLURM_JOB_ID"
     export CHAIN_JOB_ID=${chain[0]} # names the run's folder
-    trap '(($? == 75 || $? > 128)) || scancel --state=PENDING "${chain[@]}" || true' EXIT
+    at_end=end_chain
 fi
 
 # `module` is a function of the shell, and not every shell starts with it.
@@ -132,7 +144,11 @@ print_facts() {
     local version each="$gpus on each node"
     ((gpus)) || each=none
     local commit
-    commit=$({ cat "${CODE_DIR:-none}/git/describe" || git describe --always --dirty --abbrev=12; } 2>/dev/null) || true
+    if [[ -n ${CODE_DIR:-} ]]; then
+        commit=$(cat "$CODE_DIR/git/describe" 2>/dev/null || true)
+    else
+        commit=$(git describe --always --dirty --abbrev=12 2>/dev/null || true)
+    fi
     version=$("${python[@]}" --version) || fail "${python[*]} does not start: does it need a module?"
     cat <<END
 job          $SLURM_JOB_ID ($SLURM_JOB_NAME), restart ${SLURM_RESTART_COUNT:-0}${SLURM_ARRAY_TASK_ID:+, task $SLURM_ARRAY_TASK_ID of an array: a job of its own}
