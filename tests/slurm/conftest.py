@@ -12,7 +12,8 @@ from renderer import render_project, shrink
 
 from . import apptainer
 from .cluster import Cluster, missing
-from .jobs import Project
+from .jobs import Job, Project
+from .trainings import STEPS, submit
 
 ANSWERS = {
     "setup": "full",
@@ -78,6 +79,14 @@ def set_up(root: Path) -> None:
 def projects(make_project: MakeProject) -> dict[str, Project]:
     """A project for each launcher."""
     return {launcher: make_project(launcher=launcher) for launcher in ("srun", "torchrun")}
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(projects: dict[str, Project]) -> Job:
+    """The job that the others are compared with; for both launchers, since they train alike."""
+    job = submit(projects["srun"])
+    assert job.summary["global_step"] == STEPS
+    return job
 
 
 @pytest.fixture(scope="session")

@@ -4,79 +4,21 @@ import json
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
-import torch
 from metrics import reproducible
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from .cluster import Cluster, wait_for
 from .conftest import MakeProject
 from .jobs import ENDED, Job, Project
-
-# A rank on each of two nodes, four epochs of 117 steps.
-ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
-TRAINING = ("--dataset=synthetic", "--epochs=4", "--batch-size=64", "--log-every=1")
-STEPS = 4 * 117
-both_launchers = pytest.mark.parametrize(
-    "launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)]
+from .trainings import (
+    STEPS,
+    both_launchers,
+    check_checkpoints,
+    check_same,
+    submit,
+    suspend,
 )
-
-
-def submit(project: Project, *options: str, flags: tuple[str, ...] = (), **env: str) -> Job:
-    """Submit the training that is to be stopped."""
-    flags = (*TRAINING, "--checkpoint-every=20", *flags)
-    # torchrun's scripts ask how many ranks a node has.
-    env = {"RANKS_PER_NODE": "1", **env}
-    return project.sbatch(*ON_TWO_NODES, *options, "slurm/train_cpu.sbatch", *flags, **env)
-
-
-def suspend(job: Job) -> Job:
-    """Suspend the ranks, as training might end before Slurm stops it; Slurm wakes whom it ends."""
-    for rank in job.ranks().values():
-        rank.suspend()
-    return job
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(projects: dict[str, Project]) -> Job:
-    """The job that the others are compared with; for both launchers, since they train alike."""
-    job = submit(projects["srun"])
-    assert job.summary["global_step"] == STEPS
-    return job
-
-
-def check_same(job: Job, uninterrupted: Job, most_restarts: int = 1) -> None:
-    """Check that a job came back, and that in the end nothing tells that it was stopped."""
-    check_end(job, uninterrupted)
-    assert job.summary["resumed_from_step"] > 0
-    assert 1 <= job.restarts <= most_restarts, job.log
-
-
-def check_end(job: Job, uninterrupted: Job) -> None:
-    """Check that a job has left what the uninterrupted one did."""
-    assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
-    assert job.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
-    assert "Traceback" not in job.log
-    numbers = [reproducible(each.metrics()) for each in (job, uninterrupted)]
-    assert numbers[0] == numbers[1], "the steps of metrics.jsonl differ"
-    mine = re.compile(rf"{job.id}(\D.*)?")
-    assert [path for path in job.run_dir.parent.iterdir() if mine.fullmatch(path.name)] == [
-        job.run_dir
-    ]
-    assert [path.name for path in job.run_dir.rglob("tensorboard*")] == ["tensorboard"]
-    events = EventAccumulator(str(job.run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    logged = [event.step for event in events.Reload().Scalars("train/loss")]
-    assert logged == list(range(1, STEPS + 1))
-    check_checkpoints(job.run_dir / "checkpoints")
-
-
-def check_checkpoints(folder: Path) -> None:
-    """Check that `latest` names a whole checkpoint, and that no half of one is left."""
-    latest = folder / (folder / "latest").read_text()
-    assert torch.load(latest, weights_only=True)["position"]["step"] > 0
-    assert not list(folder.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +99,7 @@ def test_an_administrator_requeues_it(
 def test_a_rank_is_killed(
     projects: dict[str, Project], uninterrupted: Job, launcher: str, rank: int
 ) -> None:
-    job = submit(projects[launcher]).wait_for_step(30)
+    job = submit(projects[launcher], RESTARTS_IN_JOB="0").wait_for_step(30)
     job.ranks()[rank].kill()
     job.wait_for_restart()
     assert "was killed (exit code 137), and back to the queue" in job.log
@@ -204,7 +146,7 @@ def test_one_task_of_an_array_comes_back_alone(
 
 
 def test_a_killed_rank_ends_the_job_at_the_cap(projects: dict[str, Project]) -> None:
-    job = submit(projects["srun"], MAX_REQUEUES="0").wait_for_step(5)
+    job = submit(projects["srun"], MAX_REQUEUES="0", RESTARTS_IN_JOB="0").wait_for_step(5)
     job.ranks()[1].kill()
     assert job.wait().state == "FAILED"
     assert job.facts["ExitCode"] == "137:0" and job.restarts == 0
@@ -230,7 +172,7 @@ def test_an_evaluation_that_is_stopped_is_not_requeued(
 
 def test_without_requeue_a_stopped_job_ends(make_project: MakeProject) -> None:
     project = make_project(requeue=False)
-    killed = submit(project).wait_for_step(5)
+    killed = submit(project, RESTARTS_IN_JOB="0").wait_for_step(5)
     killed.ranks()[0].kill()
     assert (killed.wait().state, killed.restarts) == ("FAILED", 0)
     stopped = submit(project).wait_for_step(5)
@@ -252,6 +194,7 @@ def test_a_node_is_cut_off(
     finally:
         cluster.mend(node)
     assert job.summary["hostnames"] == [n for n in cluster.nodes if n != node]
+    assert "restart 1 of" not in job.log
 
 
 HANGS = """
@@ -344,6 +287,7 @@ def test_a_fault_of_the_program_ends_the_job(
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 0), job.log
     assert "ValueError: a fault of the program" in job.log
     assert "after a checkpoint" not in job.log
+    assert "in this allocation" not in job.log
 
 
 @both_launchers
@@ -438,7 +382,8 @@ def test_the_batch_shell_is_killed(
 def test_rank_0_is_killed_while_it_writes_a_checkpoint(
     projects: dict[str, Project], uninterrupted: Job
 ) -> None:
-    job = submit(projects["srun"], flags=("--checkpoint-every=1",)).wait_for_step(12)
+    job = submit(projects["srun"], flags=("--checkpoint-every=1",), RESTARTS_IN_JOB="0")
+    job.wait_for_step(12)
     writer = job.ranks()[0]
     folder = job.run_dir / "checkpoints"
     while True:

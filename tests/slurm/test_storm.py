@@ -16,7 +16,7 @@ import pytest
 
 from .cluster import wait_for
 from .jobs import ENDED, Job, Project
-from .test_stops import check_end, submit, uninterrupted  # noqa: F401 - a fixture
+from .trainings import check_end, submit
 
 HITS = int(os.environ.get("STORM", 4))
 SEED = int(os.environ.get("STORM_SEED", random.SystemRandom().randrange(10**6)))
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 @pytest.mark.slow
 def test_a_storm_changes_nothing(
     projects: dict[str, Project],
-    uninterrupted: Job,  # noqa: F811
+    uninterrupted: Job,
     launcher: str,
 ) -> None:
     chance, told, left = random.Random(f"{SEED} {launcher}"), [f"seed {SEED}"], HITS
