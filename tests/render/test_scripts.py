@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from renderer import Renderer
@@ -84,7 +84,9 @@ class Submission:
 
     root: Path
 
-    def start(self, script: str, *args: str, **job: str) -> subprocess.Popen:
+    def start(
+        self, script: str, *args: str, log: int | IO = subprocess.PIPE, **job: str
+    ) -> subprocess.Popen:
         """Start a script as Slurm starts it, in a job that differs from `JOB` as given."""
         facts = {**JOB, "SLURM_SUBMIT_DIR": str(self.root), "BASH_FUNC_module%%": MODULE, **job}
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
@@ -92,16 +94,18 @@ class Submission:
             ["bash", self.root / "slurm" / f"{script}.sbatch", *args],
             cwd=self.root,
             env={"PATH": path, "HOME": str(self.root), **{k: v for k, v in facts.items() if v}},
-            stdout=subprocess.PIPE,
+            stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
     def run(self, script: str, *args: str, **job: str) -> tuple[int, str]:
         """Run a script to its end; return its exit code and its log."""
-        process = self.start(script, *args, **job)
-        log, _ = process.communicate(timeout=60)
-        return process.returncode, log
+        log = self.root / "job.out"
+        with log.open("wb") as file:
+            process = self.start(script, *args, log=file, **job)
+            process.wait(timeout=60)
+        return process.returncode, log.read_text()
 
     def noted(self, name: str) -> list[str]:
         """Return the lines that a stand-in noted, none if it never ran."""
@@ -213,6 +217,7 @@ def test_the_cpu_script_takes_the_ranks_that_it_is_given(
         ("train_single_node", {}, "gave 2 nodes for a job of one"),
         ("train_multi_node", {"BROKEN": "yes"}, "python does not start"),
         ("train_multi_node", {"MAX_REQUEUES": "ten"}, "MAX_REQUEUES is 'ten', not a number"),
+        ("train_multi_node", {"RESTARTS_IN_JOB": "-1"}, "RESTARTS_IN_JOB is '-1', not a number"),
     ],
 )
 def test_srun_scripts_refuse_what_does_not_fit(
@@ -343,6 +348,43 @@ def test_a_preempted_job_is_requeued_once(
     code, log = srun.run("train_single_node", **ONE_NODE, **facts, SRUN_EXIT="75", JOB_STATE=state)
     assert code == 75 and "stopped after a checkpoint, and back to the queue" in log
     assert srun.noted("requeued") == ["requeue 123456"] * asks
+
+
+@pytest.mark.parametrize(
+    ("left", "job", "words"),
+    [
+        ("N/A 4:59", {}, "no restart in this allocation: its time ends in 299 seconds"),
+        ("N/A 5:00", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
+        ("N/A UNLIMITED", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
+        ("N/A 1-01:00:09", {"RESTARTS_IN_JOB": "1"}, "allocation: the ranks started again 1 times"),
+        ("2026-01-02T03:04:05 1:00:00", {}, "allocation: Slurm is ending the job, or"),
+        (
+            "N/A 1:00:00",
+            {"SRUN_KILLED": "1"},
+            "allocation: srun did not say that the ranks are gone",
+        ),
+        ("N/A 1:00:00", {"RESTARTS_IN_JOB": "0"}, "was killed (exit code 137), and back to"),
+    ],
+)
+def test_killed_ranks_start_again_only_where_that_can_help(
+    srun: Submission, left: str, job: dict[str, str], words: str
+) -> None:
+    (srun.root / "bin/srun").write_text(
+        """#!/bin/bash
+[[ $* != *--overlap*--nodes=1* ]] || exit "${NODE_IS_LOST:-0}"
+echo "$RUN_NUMBER $RESTART_IN_JOB" >> starts
+[[ -n ${SRUN_KILLED:-} ]] || echo "srun: error: n2: task 0: Exited with exit code 76
+srun: error: n1: task 1: Killed" >&2
+exit 137
+"""
+    )
+    state = f"RUNNING 0 {left}"
+    code, log = srun.run("train_single_node", **ONE_NODE, **job, JOB_STATE=state)
+    assert code == 137 and words in log and "and back to the queue" in log, log
+    restarted = "1" in job.get("RESTARTS_IN_JOB", "")
+    assert srun.noted("starts") == ["0 0", "0 1"][: 1 + restarted]
+    assert ("a rank was lost (exit code 137, on n1) 0 seconds" in log) == restarted
+    assert ("sbatch --exclude=n1" in log) == restarted
 
 
 @pytest.mark.parametrize(("status", "code"), [("137", 1), ("1", 1), ("75", 75)])

@@ -112,7 +112,7 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     job = srun(project, tmp_path / "run", 2, *LONG)
     job.wait_for_step(5)
     job.processes[1].kill()
-    assert job.wait().codes == [1, -signal.SIGKILL], job.log
+    assert job.wait().codes == [76, -signal.SIGKILL], job.log
     assert "error: rank 0 on " in job.log and "lost another rank" in job.log
     assert "Traceback" not in job.log
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -126,7 +126,7 @@ def test_a_rank_that_dies_at_its_very_end_is_said(project: Path, tmp_path: Path)
     dies = "            if self.rank:\n                __import__('signal').raise_signal(9)\n"
     dying = edited(project, tmp_path, "engine/ranks/world.py", barrier, dies + barrier)
     job = srun(dying, tmp_path / "run", 2, "--max-steps=3").wait()
-    assert job.codes == [1, -signal.SIGKILL], job.log
+    assert job.codes == [76, -signal.SIGKILL], job.log
     assert "lost another rank" in job.log and "Traceback" not in job.log
     assert (job.run_dir / "summary.json").exists()
 
@@ -136,7 +136,7 @@ def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path
     job.wait_for_step(5)
     job.processes[1].send_signal(signal.SIGSTOP)
     try:
-        assert job.processes[0].wait(PATIENCE) == 1, job.log
+        assert job.processes[0].wait(PATIENCE) == 76, job.log
     finally:
         job.kill()
     assert "lost another rank (" in job.log and "Timed out waiting 5000ms" in job.log

@@ -90,19 +90,24 @@ def test_a_process_that_nobody_waited_for_is_dead(run_lock: ModuleType, tmp_path
         assert is_taken(run_lock, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("restart", "taken"), [("1", True), ("0", False)])
-def test_a_requeued_job_follows_its_start_on_a_lost_node(
+@pytest.mark.parametrize(
+    ("restart", "start", "taken"), [("1", "0", True), ("0", "1", True), ("0", "0", False)]
+)
+def test_a_job_follows_its_earlier_start_on_another_node(
     run_lock: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     restart: str,
+    start: str,
     taken: bool,
 ) -> None:
+    """Slurm has requeued it, or its batch script has started the ranks again."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
-    write_attempt(run_lock, tmp_path / "run", host="n2", restart=0)
+    monkeypatch.setenv("RESTART_IN_JOB", start)
+    write_attempt(run_lock, tmp_path / "run", host="n2", restart=0, start=0)
     assert is_taken(run_lock, tmp_path / "run") == taken
     # What was left behind of an earlier start takes nothing from a later one.
-    write_attempt(run_lock, tmp_path / "later", OLD, host="n2", restart=2)
+    write_attempt(run_lock, tmp_path / "later", OLD, host="n2", restart=2, start=0)
     assert not is_taken(run_lock, tmp_path / "later")
 
 

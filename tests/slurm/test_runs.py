@@ -36,7 +36,10 @@ def test_a_job_is_seen_to_run_to_wait_and_to_be_lost(projects: dict[str, Project
     run = told(project, job, later=60)
     assert "not in the queue" in run["note"] and run["status"] == "preempted", run
 
-    killed = project.sbatch("--no-requeue", "slurm/train_cpu.sbatch", *training).wait_for_step(5)
+    killed = project.sbatch(
+        "--no-requeue", "slurm/train_cpu.sbatch", *training, RESTARTS_IN_JOB="0"
+    )
+    killed.wait_for_step(5)
     killed.ranks()[0].kill()
     killed.wait()
     run = told(project, killed, later=60)

@@ -101,8 +101,8 @@ def load_env() -> None:
 def main() -> None:
     """Run the command that the first argument names.
 
-    Exits 0 on success, 1 on a mistake or a failure, 2 on bad flags, and 75 when a signal stopped
-    the training after a checkpoint.
+    Exits 0 on success, 1 on a mistake or a failure, 2 on bad flags, 75 when a signal stopped the
+    training after a checkpoint, and 76 when another rank is lost.
     """
     available = commands()
     name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
@@ -145,7 +145,8 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     except BrokenPipeError:
         os._exit(1)  # the reader of the output, such as head, has left
     except Exception as error:
-        if not isinstance(error, errors.LostRankError):
+        code = errors.LostRankError.EXIT_CODE if isinstance(error, errors.LostRankError) else 1
+        if code == 1:
             errors.note_failure()
         text = "".join(traceback.format_exception(error))
         if isinstance(error, errors.UsageError):
@@ -159,7 +160,7 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
         print(errors.printable_lines(text), file=sys.stderr, flush=True)
         sys.stdout.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
-        os._exit(1)
+        os._exit(code)
 
 
 if __name__ == "__main__":

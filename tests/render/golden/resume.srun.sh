@@ -1,4 +1,5 @@
-# What a job does when its ranks are stopped or killed: it goes back to the queue. slurm/common.sh sources this file.
+# What a job does when its ranks are stopped or killed: they start again in it, or it goes back to the queue.
+# slurm/common.sh sources this file.
 # shellcheck shell=bash
 
 # From 24.05 on, Slurm requeues a job that leaves while it is preempted. To ask for it, too, would
@@ -12,68 +13,140 @@ slurm_requeues() {
 }
 
 # requeue STOPPED: puts the job back into the queue, unless somebody cancelled it, and says so.
+# Sets `back` if it is there.
 requeue() {
-    local config job before pause state restarts preempted reason
+    local config pause state restarts preempted reason before=${SLURM_RESTART_COUNT:-0}
     local end="but Slurm did not confirm a requeue: if 'squeue --me' lacks the job, $resubmit"
-    job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-    job=${job:-$SLURM_JOB_ID}
-    before=${SLURM_RESTART_COUNT:-0}
     # More than once: Slurm's controller may be too busy to answer.
     for pause in 0 5 30; do
         sleep "$pause"
         read -r state restarts preempted reason < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,Reason:60) || continue
         if ((restarts > before)); then
-            end="and back to the queue"
+            back=1
         elif [[ $state != RUNNING && $reason != TimeLimit* ]]; then
             end="and not requeued: the job was cancelled"
         elif slurm_requeues "$preempted"; then
-            end="and back to the queue"
+            back=1
         elif ((before >= ${MAX_REQUEUES:-10})); then
             end="and not requeued: that was done $before times; $resubmit, or with a larger MAX_REQUEUES"
         elif scontrol requeue "$job"; then
-            end="and back to the queue"
+            back=1
         else
             continue
         fi
         break
     done
+    [[ -z $back ]] || end="and back to the queue"
     # Until the job has ended, squeue does not know when it may start again.
-    if [[ $end == "and back"* ]] && config=$(scontrol show config) &&
+    if [[ -n $back ]] && config=$(scontrol show config) &&
         [[ $config =~ requeue_delay=([0-9]+) || $config =~ cred_expire=([0-9]+) || $config == *AuthInfo* ]]; then
         end+=", where it waits for ${BASH_REMATCH[1]:-120} seconds at least"
     fi
     echo "$1, $end"
 }
 
+# note_death: sets `srun_said` to what srun said of its tasks in the log, after its first `size` bytes, and
+# `died` to the node on which the first rank died. A node with two deaths is a bad one.
+note_death() {
+    local deaths=${BAD_NODES_FILE/bad-nodes/died}
+    srun_said=$(tail --bytes="+$((size + 1))" "$log" | grep -E '^srun: error: [^ ]+: tasks? [0-9,-]+: ') || true
+    # The others end for its death: with an exit code of their own, or later.
+    died=$(sed -nE '/exit code [0-9]{1,2}$/d; s/^srun: error: ([^][ ]+): task.*/\1/p; T; q' <<<"$srun_said")
+    [[ -n $died ]] || return 0
+    echo "$died" >>"$deaths"
+    (($(grep -cxF "$died" "$deaths") != 2)) || echo "$died" >>"$BAD_NODES_FILE"
+}
+
+# may_restart COMMAND: whether the ranks can start again in this allocation; sets `why` if not.
+may_restart() {
+    local state restarts preempted left seconds number='([0-9]+)' nodes=$SLURM_JOB_NUM_NODES
+    why="Slurm is ending the job, or does not answer"
+    read -r state restarts preempted left < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,TimeLeft:20) &&
+        [[ $state == RUNNING && $restarts == "${SLURM_RESTART_COUNT:-0}" && $preempted == N/A ]] || return
+    note_death
+    why=""
+    if ((restarted >= ${RESTARTS_IN_JOB:-2})); then
+        why="the ranks started again $restarted times"
+    elif [[ $1 != srun || -z $srun_said ]]; then
+        why="srun did not say that the ranks are gone"
+    elif [[ ${EXCLUDE_BAD_NODES:-} == 1 ]] && grep -qsxFf "$BAD_NODES_FILE" < <(scontrol show hostnames "$SLURM_JOB_NODELIST"); then
+        why="it has a bad node"
+    elif [[ $left =~ ^($number-)?($number:)?$number:$number$ ]] && seconds=$((\
+        (10#0${BASH_REMATCH[2]} * 24 + 10#0${BASH_REMATCH[4]}) * 3600 + 10#${BASH_REMATCH[5]} * 60 + 10#${BASH_REMATCH[6]})) &&
+        ((seconds < 300)); then
+        why="its time ends in $seconds seconds"
+    elif ! timeout --kill-after=5 60 srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --gres=none --mpi=none true; then
+        why="not all of its nodes answer"
+    fi
+    [[ -z $why ]]
+}
+
+# treat_bad_nodes: tells Slurm to keep the job that is back in the queue off its bad nodes. Slurm takes
+# that only of a job that waits: if it does not yet, the next requeue does it.
+treat_bad_nodes() {
+    local nodes excluded
+    nodes=$(sort -u "$BAD_NODES_FILE" | paste -sd ,)
+    if [[ -n $back && ${EXCLUDE_BAD_NODES:-} == 1 ]]; then
+        excluded=$(squeue --noheader --jobs="$job" --format=%x) || return 0
+        excluded=${excluded//(null)/}
+        scontrol update JobId="$job" ExcNodeList="$nodes${excluded:+,$excluded}" || return 0
+        echo "the job keeps off $nodes from now on"
+        rm -f "$BAD_NODES_FILE"
+        return
+    fi
+    echo "bad nodes: $nodes; to keep off them, sbatch --exclude=$nodes, or EXCLUDE_BAD_NODES=1 in slurm/site.sh"
+}
+
 # What to do with a job that was stopped and is not in the queue.
 resubmit="submit again with --run-dir and the run's folder, and the same flags"
 
 # run_resumable COMMAND...: runs what Slurm may stop, and returns its exit code, which ends the job
-# unless it is 0. 75: a signal stopped it, after a checkpoint.
-# Above 128: a signal killed a rank, as when memory runs out. In both cases the job goes back to the
-# queue, and on from its newest checkpoint when it starts again.
+# unless it is 0. 75: a signal stopped it, after a checkpoint. Above 128: a signal killed a rank, as
+# when memory runs out. 76: a rank lost another one. After these two, the ranks start again in the
+# same allocation, at most RESTARTS_IN_JOB times.
+# After 75 and above 128, the job goes back to the queue, and on from its newest checkpoint when it
+# starts again.
 run_resumable() {
-    local status=0
+    local status=0 log size begun why="" back="" died="" srun_said="" restarted=0 job
     if [[ ${command:-train} != train ]]; then # it saves no checkpoint
         export MAX_REQUEUES=0 # for slurm/task_epilog.sh
         "$@"
         return
     fi
     [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
-    # A rank that fails makes this file. Those that wait for it are stopped then, and srun's exit code
-    # tells of them alone.
+    [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
+    job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+    job=${job:-$SLURM_JOB_ID}
+    # A rank that fails makes the first file. Those that wait for it are stopped then, and srun's exit
+    # code tells of them alone. The second has a line for each node that a later start should not use.
     export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+    export BAD_NODES_FILE=$PWD/logs/bad-nodes-$SLURM_JOB_ID
+    trainings=$((${trainings:--1} + 1))
     # Slurm signals the ranks by itself. This shell only has to outlive them.
     trap : TERM
-    "$@" || status=$?
-    if rm "$FAILURE_FILE" 2>/dev/null && ((status > 128)); then
-        status=1
-    fi
+    log=$(readlink /proc/self/fd/2)
+    while true; do
+        [[ -f $log ]] || log=/dev/null
+        size=$(stat --format=%s "$log") begun=$SECONDS status=0
+        RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
+        if rm "$FAILURE_FILE" 2>/dev/null; then
+            ((status <= 75)) || status=1
+        fi
+        ((status > 128 || status == 76)) || break
+        may_restart "$1" || break
+        restarted=$((restarted + 1))
+        echo "a rank was lost (exit code $status${died:+, on $died}) $((SECONDS - begun)) seconds after the start: restart $restarted of ${RESTARTS_IN_JOB:-2} in this allocation"
+    done
+    [[ -z $why || ${RESTARTS_IN_JOB:-2} == 0 ]] || echo "no restart in this allocation: $why"
+    # Slurm also signals what this shell runs, once the job is requeued.
+    trap '' TERM
     if ((status == 75)); then
         requeue "stopped after a checkpoint"
     elif ((status > 128)); then
         requeue "a rank or its launcher was killed (exit code $status)"
     fi
+    [[ ! -s $BAD_NODES_FILE ]] || treat_bad_nodes
+    [[ -n $back ]] || rm -f "$BAD_NODES_FILE" "${BAD_NODES_FILE/bad-nodes/died}"
     trap - TERM
     return "$status"
 }

@@ -28,6 +28,9 @@ class UsageError(Exception):
 class LostRankError(UsageError):
     """Another rank has ended or does not answer; this rank has no error of its own."""
 
+    EXIT_CODE = 76
+    """after which slurm/resume.sh may start the ranks again: EX_PROTOCOL"""
+
 
 def is_rank_0() -> bool:
     """Return whether this is rank 0, as torchrun or srun says, or a process without a launcher."""

@@ -45,9 +45,11 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
     job = os.environ.get("CHAIN_JOB_ID") or os.environ.get("SLURM_JOB_ID")
     name = job or f"{stamp}-{int(now * 1000) % 1000:03}"
     # slurm/stage.sh says how many steps came before the training.
-    if (step := (srun_step(os.environ) or 0) - int(os.environ.get("FIRST_STEP", 0))) > 0:
+    step = (srun_step(os.environ) or 0) - int(os.environ.get("FIRST_STEP", 0))
+    # The batch script counts its trainings: one that starts again in its job is another step.
+    if (number := int(os.environ.get("RUN_NUMBER", step))) > 0:
         # Another training in the same allocation; a requeued job numbers its steps from zero.
-        name += f".{step}"
+        name += f".{number}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
     folder = Path(settings.run_root, settings.experiment, world.broadcast(name))

@@ -42,6 +42,7 @@ class Attempt:
         host, system: the machine; the boot and the container that its process number belongs to.
         pid, started: the process, and when it started, in seconds since the machine did.
         cluster, job, restart: Slurm's, None outside of it.
+        start: how often the batch script had started the ranks again in this start of the job.
         ended: whether the attempt has released the folder.
         began: when it took the folder, in seconds since 1970; 0 in a file of an earlier version.
     """
@@ -53,6 +54,7 @@ class Attempt:
     cluster: str | None
     job: str | None
     restart: int
+    start: int = 0
     ended: bool = False
     began: float | int = 0
 
@@ -71,11 +73,14 @@ class Attempt:
             cluster=os.environ.get("SLURM_CLUSTER_NAME"),
             job=os.environ.get("SLURM_JOB_ID"),
             restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+            start=int(os.environ.get("RESTART_IN_JOB", 0)),
             began=time.time(),
         )
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" + (f", job {self.job}" if self.job else "")
+        job = f", job {self.job}" if self.job else ""
+        again = f", restart {self.start} in it" if self.start else ""
+        return f"process {self.pid} on {self.host}{job}{again}"
 
 
 @contextmanager
@@ -217,9 +222,11 @@ def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
                 return not same or process.status() == psutil.STATUS_ZOMBIE
             return True
         same_job = owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
-        if same_job and owner.restart != mine.restart:
-            # Slurm requeues a job after its last start has ended, or its node is lost.
-            return owner.restart < mine.restart
+        starts = [(each.restart, each.start) for each in (owner, mine)]
+        if same_job and starts[0] != starts[1]:
+            # Slurm requeues a job after its last start has ended, or its node is lost; the batch
+            # script starts the ranks again when all of them are gone.
+            return starts[0] < starts[1]
     return _silence(path) >= SILENCE_LIMIT
 
 

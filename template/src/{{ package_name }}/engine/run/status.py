@@ -36,6 +36,7 @@ class StatusFile:
     updated: float | int = 0.0
     expect_next_in: float | int = SILENCE_LIMIT
     job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
+    restart: int = field(default_factory=lambda: int(os.environ.get("RESTART_IN_JOB", 0)))
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     slow: list = field(default_factory=list)  # ranks, as the log says it

@@ -1,0 +1,80 @@
+"""Ranks that are lost start again in the same allocation, as often as they may."""
+
+import json
+
+from .cluster import wait_for
+from .conftest import MakeProject
+from .jobs import ENDED, Job, Project
+from .trainings import both_launchers, check_end, check_same, submit
+
+
+def reach(job: Job, attempt: int) -> Job:
+    """Wait until an attempt has logged steps of its own after a checkpoint."""
+    wait_for(
+        lambda: (job.run_dir / f"attempts/{attempt}.json").exists() or job.state in ENDED,
+        lambda: job.log,
+    )
+    return job.wait_for_step(25 + 45 * attempt)
+
+
+def kill(job: Job, rank: int, attempt: int = 1) -> Job:
+    """Kill a rank of an attempt."""
+    reach(job, attempt).ranks()[rank].kill()
+    return job
+
+
+def left_over(project: Project) -> list[str]:
+    """Return what jobs have left in logs/ beside the logs."""
+    paths = (project.root / "logs").iterdir()
+    return [path.name for path in paths if path.suffix != ".out" and path.name != ".gitkeep"]
+
+
+@both_launchers
+def test_killed_ranks_start_again_in_the_job(
+    projects: dict[str, Project], uninterrupted: Job, launcher: str
+) -> None:
+    project = projects[launcher]
+    job = kill(kill(submit(project), rank=1), rank=0, attempt=2)
+    check_end(job, uninterrupted)
+    assert job.restarts == 0 and job.summary["resumed_from_step"] > 0
+    assert "a rank was lost (exit code 137, on n2)" in job.log
+    assert "seconds after the start: restart 1 of 2 in this allocation" in job.log
+    assert "a rank was lost (exit code 137, on n1)" in job.log
+    attempts = sorted((job.run_dir / "attempts").glob("?.json"))
+    assert [json.loads(path.read_text())["start"] for path in attempts] == [0, 1, 2]
+    assert json.loads((job.run_dir / "status.json").read_text())["restart"] == 2
+    assert not left_over(project)
+
+
+def test_a_job_leaves_the_node_on_which_ranks_died_twice(
+    projects: dict[str, Project], uninterrupted: Job
+) -> None:
+    options = ("--nodes=1", "--ntasks-per-node=2", "--exclude=n3")
+    job = submit(projects["srun"], *options, EXCLUDE_BAD_NODES="1")
+    kill(kill(job, rank=1), rank=0, attempt=2).wait_for_restart()
+    check_same(job, uninterrupted)
+    assert job.summary["hostnames"] == ["n2", "n2"]
+    assert job.facts["ExcNodeList"] in ("n1,n3", "n[1,3]")
+    assert "restart 1 of 2 in this allocation" in job.log
+    assert "no restart in this allocation: it has a bad node" in job.log
+    assert "the job keeps off n1 from now on" in job.log
+    assert not left_over(projects["srun"])
+
+
+def test_ranks_that_hang_start_again_up_to_the_cap(make_project: MakeProject) -> None:
+    """Without a requeue, too: the rank that waits for the other one leaves, and srun ends both."""
+    project = make_project(requeue=False)
+    job = submit(project, flags=("--timeout=10",))
+    reach(job, attempt=1).ranks()[1].suspend()
+    kill(kill(job, rank=1, attempt=2), rank=1, attempt=3)
+    assert (job.wait().state, job.restarts, job.facts["ExitCode"]) == ("FAILED", 0, "137:0")
+    assert "a rank was lost (exit code 76)" in job.log
+    assert "no restart in this allocation: the ranks started again 2 times" in job.log
+    assert "bad nodes: n2; to keep off them, sbatch --exclude=n2" in job.log
+    assert not left_over(project)
+
+
+def test_near_the_time_limit_the_job_goes_back_to_the_queue(projects: dict[str, Project]) -> None:
+    job = kill(submit(projects["srun"], "--time=3"), rank=1).wait_for_restart()
+    assert "no restart in this allocation: its time ends in 1" in job.log
+    assert "was killed (exit code 137), and back to the queue" in job.log
