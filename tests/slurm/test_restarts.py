@@ -24,9 +24,9 @@ def kill(job: Job, rank: int, attempt: int = 1) -> Job:
 
 
 def left_over(project: Project) -> list[str]:
-    """Return what jobs have left in logs/ beside the logs."""
-    paths = (project.root / "logs").iterdir()
-    return [path.name for path in paths if path.suffix != ".out" and path.name != ".gitkeep"]
+    """Return what run_resumable has left in logs/."""
+    kinds = ("failed", "bad-nodes", "died")
+    return [str(path) for kind in kinds for path in (project.root / "logs").glob(f"{kind}-*")]
 
 
 @both_launchers
