@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,13 @@ def note_failure() -> None:
     if not is_rank_0():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         time.sleep(3)
+
+
+def note_bad_nodes(nodes: Sequence[str]) -> None:
+    """Tell the batch script which nodes a later start of the job should not use."""
+    if "BAD_NODES_FILE" in os.environ:
+        with suppress(OSError), Path(os.environ["BAD_NODES_FILE"]).open("a") as file:
+            file.write("".join(f"{node}\n" for node in nodes))
 
 
 class PrintableFormatter(logging.Formatter):

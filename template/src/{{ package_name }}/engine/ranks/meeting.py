@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import LEFT, LostRankError, UsageError
+from ..errors import LEFT, LostRankError, UsageError, note_bad_nodes
 from .environment import Ranks
 from .signals import default_signals
 from .slurm_commands import ask
@@ -79,7 +78,7 @@ def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = 
             # The last may come at this moment.
             if store.compare_set("meeting/end", "", text) != b"all":
                 pause = 1  # for the others to read it
-                _note_bad(nodes)
+                note_bad_nodes(nodes)
     end = store.get("meeting/end").decode()
     if end != "all":
         time.sleep(pause)
@@ -100,12 +99,6 @@ def _missing(store: dist.Store, size: int, what: str) -> tuple[str, list[str]]:
     text += f"; none came from {','.join(nodes)}" * bool(nodes)
     text += ": see their last log lines; if they are only slow to start, raise --meet-timeout"
     return text + f", else submit with sbatch --exclude={','.join(nodes)}" * bool(nodes), nodes
-
-
-def _note_bad(nodes: list[str]) -> None:
-    if nodes and "BAD_NODES_FILE" in os.environ:
-        with suppress(OSError), Path(os.environ["BAD_NODES_FILE"]).open("a") as file:
-            file.write("".join(f"{node}\n" for node in nodes))
 
 
 def _nodes() -> list[str]:

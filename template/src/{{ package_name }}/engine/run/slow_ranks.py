@@ -5,11 +5,11 @@ forward pass too, so none stands out.
 """
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from statistics import median_low
 
+from ..errors import note_bad_nodes
 from ..ranks.world import World
 from .record import LOSS, Values
 
@@ -55,16 +55,4 @@ class SlowRanks:
                 )
                 log.warning("%s", self.said[rank])
                 if several:
-                    _note(node)
-
-
-def _note(node: str) -> None:
-    """Add a node to BAD_NODES_FILE, if that is set."""
-    if path := os.environ.get("BAD_NODES_FILE"):
-        try:
-            with open(path, "a+", encoding="utf-8") as file:
-                file.seek(0)
-                if node not in file.read().split():
-                    file.write(f"{node}\n")
-        except OSError as error:
-            log.warning("can't write %s: %s", path, error.strerror)
+                    note_bad_nodes([node])
