@@ -33,7 +33,7 @@ LUA = {
 PROBE = """#!/bin/bash
 [[ $1 == --version ]] && exec echo Python 3.12.1
 echo "found $(hostname) $(demo-tool) ${LOADEDMODULES:-none} kept=$DEMO_KEPT" \\
-    "packages=${PYTHONPATH#$PWD/} scratch=$SCRATCH"
+    "packages=${PYTHONPATH#$CODE_DIR/} scratch=$SCRATCH"
 """
 
 

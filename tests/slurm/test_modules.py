@@ -130,7 +130,7 @@ def test_a_training_has_the_modules(system: str, make_project: MakeProject) -> N
     assert sorted(ranks) == [0, 1]
     for process in ranks.values():
         env = process.environ()
-        assert env["DEMO_PYTHON"] == "3.12" and env["PYTHONPATH"] == f"{project.root}/src"
+        assert env["DEMO_PYTHON"] == "3.12" and env["PYTHONPATH"] == f"{env['CODE_DIR']}/src"
         assert "/tools/1.0:" in env["PATH"]
 
 
