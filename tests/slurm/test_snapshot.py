@@ -142,6 +142,19 @@ def test_a_chain_ends_with_its_run(project: Project) -> None:
     assert [path.name for path in run_dir.parent.iterdir()] == [first.id]
 
 
+@pytest.mark.slow
+def test_a_job_of_a_chain_may_come_back(project: Project) -> None:
+    """The next job waits for it."""
+    options = ("N=2", "SBATCH=--nodes=2 --ntasks-per-node=1 --cpus-per-task=1")
+    flags = f"ARGS=--dataset=synthetic --log-every=1 --checkpoint-every=20 {SHORTER}"
+    first, second = submitted(project, "chain", *options, flags, RANKS_PER_NODE="1")
+    first.wait_for_step(30)
+    project.cluster.run("scancel", "--signal=USR2", first.id)
+    first.wait_for_restart()
+    assert first.summary["resumed_from_step"] > 0
+    assert second.wait().state == "CANCELLED" and not second.log
+
+
 def test_a_chain_ends_with_a_fault_of_the_program(project: Project) -> None:
     failed, *others = submitted(project, "chain", "N=3", "ARGS=--lr=quick")
     assert failed.wait().state == "FAILED"
