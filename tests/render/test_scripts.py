@@ -353,17 +353,17 @@ def test_a_preempted_job_is_requeued_once(
 @pytest.mark.parametrize(
     ("left", "job", "words"),
     [
-        ("N/A 4:59", {}, "no restart in this allocation: its time ends in 299 seconds"),
-        ("N/A 5:00", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
-        ("N/A UNLIMITED", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
-        ("N/A 1-01:00:09", {"RESTARTS_IN_JOB": "1"}, "allocation: the ranks started again 1 times"),
-        ("2026-01-02T03:04:05 1:00:00", {}, "allocation: Slurm is ending the job, or"),
+        ("N/A +280", {}, "no restart in this allocation: its time ends in 2"),
+        ("N/A +400", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
+        ("N/A N/A", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
+        ("N/A +90000", {"RESTARTS_IN_JOB": "1"}, "allocation: the ranks started again 1 times"),
+        ("1767323045 +3600", {}, "allocation: Slurm is ending the job, or"),
         (
-            "N/A 1:00:00",
+            "N/A +3600",
             {"SRUN_KILLED": "1"},
             "allocation: srun did not say that the ranks are gone",
         ),
-        ("N/A 1:00:00", {"RESTARTS_IN_JOB": "0"}, "was killed (exit code 137), and back to"),
+        ("N/A +3600", {"RESTARTS_IN_JOB": "0"}, "was killed (exit code 137), and back to"),
     ],
 )
 def test_killed_ranks_start_again_only_where_that_can_help(
@@ -378,7 +378,9 @@ srun: error: n1: task 1: Killed" >&2
 exit 137
 """
     )
-    state = f"RUNNING 0 {left}"
+    preempted, _, seconds = left.partition(" +")
+    end = f" {int(time.time()) + int(seconds)}" if seconds else ""
+    state = f"RUNNING 0 {preempted}{end}"
     code, log = srun.run("train_single_node", **ONE_NODE, **job, JOB_STATE=state)
     assert code == 137 and words in log and "and back to the queue" in log, log
     restarted = "1" in job.get("RESTARTS_IN_JOB", "")

@@ -40,7 +40,7 @@ trap leave EXIT
 
 # After the end of a run, or a fault of the program, the jobs of its chain that still wait are cancelled.
 end_chain() {
-    (($1 == 75 || $1 > 128)) || scancel --state=PENDING "${chain[@]}"
+    (($1 == 75 || $1 == 76 || $1 > 128)) || scancel --state=PENDING "${chain[@]}"
 }
 unset CHAIN_JOB_ID
 if [[ -f logs/chain-$SLURM_JOB_ID ]]; then

@@ -50,8 +50,8 @@ requeue() {
 note_death() {
     local deaths=${BAD_NODES_FILE/bad-nodes/died}
     srun_said=$(tail --bytes="+$((size + 1))" "$log" | grep -E '^srun: error: [^ ]+: tasks? [0-9,-]+: ') || true
-    # The others end for its death: with an exit code of their own, or later.
-    died=$(sed -nE '/exit code [0-9]{1,2}$/d; s/^srun: error: ([^][ ]+): task.*/\1/p; T; q' <<<"$srun_said")
+    # The others end for its death: with an exit code of their own, by SIGTERM (143), or later.
+    died=$(sed -nE '/exit code ([0-9]{1,2}|143)$/d; s/^srun: error: ([^][ ]+): task.*/\1/p; T; q' <<<"$srun_said")
     [[ -n $died ]] || return 0
     echo "$died" >>"$deaths"
     (($(grep -cxF "$died" "$deaths") != 2)) || echo "$died" >>"$BAD_NODES_FILE"
@@ -59,9 +59,9 @@ note_death() {
 
 # may_restart COMMAND: whether the ranks can start again in this allocation; sets `why` if not.
 may_restart() {
-    local state restarts preempted left seconds number='([0-9]+)' nodes=$SLURM_JOB_NUM_NODES
+    local state restarts preempted end seconds nodes=$SLURM_JOB_NUM_NODES
     why="Slurm is ending the job, or does not answer"
-    read -r state restarts preempted left < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,TimeLeft:20) &&
+    read -r state restarts preempted end < <(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,EndTime:20) &&
         [[ $state == RUNNING && $restarts == "${SLURM_RESTART_COUNT:-0}" && $preempted == N/A ]] || return
     note_death
     why=""
@@ -71,9 +71,7 @@ may_restart() {
         why="srun did not say that the ranks are gone"
     elif [[ ${EXCLUDE_BAD_NODES:-} == 1 ]] && grep -qsxFf "$BAD_NODES_FILE" < <(scontrol show hostnames "$SLURM_JOB_NODELIST"); then
         why="it has a bad node"
-    elif [[ $left =~ ^($number-)?($number:)?$number:$number$ ]] && seconds=$((\
-        (10#0${BASH_REMATCH[2]} * 24 + 10#0${BASH_REMATCH[4]}) * 3600 + 10#${BASH_REMATCH[5]} * 60 + 10#${BASH_REMATCH[6]})) &&
-        ((seconds < 300)); then
+    elif [[ $end == [0-9]* ]] && seconds=$((end - $(date +%s))) && ((seconds < 300)); then # else N/A
         why="its time ends in $seconds seconds"
     elif ! timeout --kill-after=5 60 srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --gres=none --mpi=none true; then
         why="not all of its nodes answer"

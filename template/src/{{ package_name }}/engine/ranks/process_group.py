@@ -104,7 +104,7 @@ def lost_ranks_explained(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
             raise
-        why = " ".join(str(error).split())
+        why = " ".join(str(error).split()).partition(" This is typically ")[0]  # advice of Gloo
         raise LostRankError(
             f"rank {rank} on {socket.gethostname()} lost another rank ({why}): see the last log "
             "lines of that rank; if it has none, perhaps its memory ran out; if it was slow, raise "

@@ -11,14 +11,12 @@ def far_from(properties: object) -> str:
     Args:
         properties: what torch says of the GPU. Without its address on the PCI bus, "" is returned.
     """
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in numbers:
-        return ""
-    address = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
     try:
+        parts = "{0.pci_domain_id:04x}:{0.pci_bus_id:02x}:{0.pci_device_id:02x}.0"
+        address = parts.format(properties)
         near = (SYS / "bus/pci/devices" / address / "local_cpulist").read_text().strip()
         status = (PROC / "self/status").read_text()
-    except OSError:  # not Linux, or a container that hides it
+    except (AttributeError, OSError):  # not Linux, or a container that hides it
         return ""
     own = status.partition("Cpus_allowed_list:")[2].split()[0]
     if not near or _cores(near) & _cores(own):
