@@ -24,24 +24,26 @@ shift
 grep -qs '^#SBATCH' "$script" || fail "$script is not a batch script: it does not exist, or has no #SBATCH line"
 ((count == 1)) || [[ ! " ${options[*]} $(grep '^#SBATCH' "$script")" =~ \ (-a|--array) ]] ||
     fail "a chain is one run, and each task of an array has its own: leave --array out"
+[[ ! " ${options[*]} " =~ \ (-W|--wait|--test-only)\  ]] || fail "${BASH_REMATCH[1]} is for sbatch itself: leave it out"
+mkdir -p logs
 snapshot=
 ! wants_snapshot || take_snapshot
 
 ids=()
+trap '((${#ids[@]} == 0)) || scancel "${ids[@]}"' EXIT
 while ((${#ids[@]} < count)); do
     # The first job waits until all is written, and each other one for the job before it.
     wait=--hold
     ((${#ids[@]} == 0)) || wait=--dependency=afterany:${ids[-1]}
-    id=$(sbatch --parsable "${options[@]}" "$wait" "$script" "$@") || {
-        ((${#ids[@]} == 0)) || scancel "${ids[@]}"
+    id=$(sbatch --parsable "${options[@]}" "$wait" "$script" "$@") ||
         fail "sbatch refuses $script, as it says above: no job is left in the queue"
-    }
     ids+=("${id%%;*}")
 done
 for id in "${ids[@]}"; do
     [[ -z $snapshot ]] || ln -sfn "../.snapshots/$snapshot" "logs/code-$id"
     ((count == 1)) || echo "${ids[*]}" >"logs/chain-$id"
 done
-scontrol release "${ids[0]}" || fail "job ${ids[0]} is held: 'scontrol release ${ids[0]}' lets it start"
+scontrol release "${ids[0]}" || fail "Slurm does not let job ${ids[0]} start, as it says above: no job is left in the queue"
+trap - EXIT
 echo "submitted ${ids[*]}${snapshot:+, with the code in .snapshots/$snapshot}"
-((count == 1)) || echo "the run has the number of the first job; to end the chain: scancel ${ids[*]}"
+((count == 1)) || echo "the jobs share a run, named after the first one unless --run-dir says otherwise; to end it: scancel ${ids[*]}"

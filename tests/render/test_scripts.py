@@ -33,6 +33,7 @@ COMMANDS = {
 *) echo "$@" > requeued ;;
 esac""",
     "squeue": 'echo "${JOB_STATE:-RUNNING 0 N/A None}"',
+    "sinfo": 'printf "n%s\\n" {1..20}',
     "apptainer": 'env > image.env; echo "3.12.1 abc123 $PWD/src/demo"',
     "hostname": "echo n1",
     "tool": 'printf "%s\\n" "${0##*/}" "$@" > tool.args',
@@ -386,7 +387,28 @@ exit 137
     restarted = "1" in job.get("RESTARTS_IN_JOB", "")
     assert srun.noted("starts") == ["0 0", "0 1"][: 1 + restarted]
     assert ("a rank was lost (exit code 137, on n1) 0 seconds" in log) == restarted
-    assert ("sbatch --exclude=n1" in log) == restarted
+    assert ("scontrol update JobId=123456 ExcNodeList=n1," in log) == restarted
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("n3: task 1: Exited with exit code 1\nsrun: error: n2: task 0: Terminated", 1),
+        ("n3: task 1: Exited with exit code 127\nsrun: error: n2: tasks 0,2: Killed", 127),
+        ("n3: task 1: Exited with exit code 76\nsrun: error: n2: task 0: Terminated", 143),
+    ],
+)
+def test_a_rank_that_fails_without_a_word_ends_the_job(
+    srun: Submission, said: str, code: int
+) -> None:
+    """Such as where Python does not start: srun returns what became of those that it stopped."""
+    text = (
+        f'#!/bin/bash\n[[ $* == *--overlap* ]] && exit\necho "srun: error: {said}" >&2; exit 143\n'
+    )
+    (srun.root / "bin/srun").write_text(text)
+    found, log = srun.run("train_single_node", **ONE_NODE)
+    assert found == code and "on n2" not in log and "bad nodes" not in log
+    assert bool(srun.noted("requeued")) == (code == 143)
 
 
 @pytest.mark.parametrize(("status", "code"), [("137", 1), ("1", 1), ("75", 75)])

@@ -30,7 +30,7 @@ def project(render: Renderer, tmp_path: Path) -> Submission:
 def code_of(project: Submission, job: str, **env: str) -> Path:
     """Run a job, and return the folder whose code its ranks run."""
     code, log = project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID=job, **env)
-    assert code == 0, log
+    assert code == int(env.get("SRUN_EXIT", 0)), log
     (path,) = (line for line in project.noted("srun.env") if line.startswith("PYTHONPATH="))
     assert f"code         {path.removeprefix('PYTHONPATH=')}\n" in log
     return Path(path.removeprefix("PYTHONPATH=")).parent
@@ -59,17 +59,19 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
     for name in ("a\nb.py", "large.bin", "__pycache__/a.pyc"):
         (root / "src/demo" / name).parent.mkdir(exist_ok=True)
         (root / "src/demo" / name).write_text("new")
-    code = code_of(project, "1")
+    code = code_of(project, "1", SRUN_EXIT="75")
     assert code.parent == root / ".snapshots" and (root / "logs/code-1").resolve() == code
     assert (code / "src/demo/a\nb.py").exists() and (code / "slurm/site.sh").exists()
     assert not (code / "src/demo/linked.py").is_symlink()
     absent = ["figures.py", "gone.py", "__pycache__", *(["large.bin"] * repository)]
     assert not [name for name in absent if (code / "src/demo" / name).exists()]
     assert (code / "src/demo/large.bin").exists() is not repository
+    assert not (code / "src/demo/model.py").stat().st_mode & 0o222
     assert not {"Makefile", "bin", "logs"} & {*os.listdir(code)}
     if repository:
         assert (code / "git/commit").read_text() == git(project, "rev-parse", "HEAD")
-        assert "+linked" not in (code / "git/diff").read_text()
+        diff = (code / "git/diff").read_text()
+        assert "+linked" not in diff and "facts of the site" not in diff
         assert " D src/demo/figures.py\n" in (code / "git/changes").read_text()
         assert "src/demo/figures.py" in git(project, "ls-files"), "the index has changed"
     # Equal code is the same snapshot. Of other code, a job that comes back knows nothing.
@@ -80,6 +82,7 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
         (root / "slurm/common.sh").read_text().replace("${1:-} == 1", "${1:-} == 2")
     )
     assert code_of(project, "1", SLURM_RESTART_COUNT="1") == code
+    assert not list(root.glob("logs/code-*")), "another job may have the number some day"
     assert len(os.listdir(root / ".snapshots")) == 1
     assert project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID="3")[0] == 1
 
@@ -104,7 +107,7 @@ def test_without_snapshots_a_job_runs_the_folder(project: Submission) -> None:
     [
         ("size", "code has 60 MiB, and 50 are the most.*move data out of src/.*CODE_SNAPSHOT=0"),
         ("gone", r"snapshots/0123, the code of this job, is gone: submit the job again"),
-        ("disk", "cannot be written: make room, or set CODE_SNAPSHOT=0"),
+        ("disk", "cannot keep the code in .*snapshots: .*: make room, or set CODE_SNAPSHOT=0"),
         ("value", "CODE_SNAPSHOT is 'yes': it must be 0 or 1"),
     ],
 )
@@ -137,13 +140,14 @@ def make(project: Submission, *words: str, **env: str) -> subprocess.CompletedPr
 
 
 def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
-    words = ("SBATCH=--time=1:00:00 --qos=a", "ARGS=--epochs 3 --tags 'a b'")
+    words = ("SBATCH=--time=1:00:00 --qos=a", "ARGS=--epochs 3 --tags 'a b' '$STAGED/c'")
     done = make(project, "chain", "N=3", "SCRIPT=slurm/train_cpu.sbatch", *words)
     (snapshot,) = (project.root / ".snapshots").iterdir()
+    flags = "--epochs 3 --tags a b $STAGED/c"
     first = f"submitted 11 12 13, with the code in .snapshots/{snapshot.name}\n"
     assert done.stdout.startswith(first), done.stderr
     assert project.noted("sbatch.args") == [
-        f"--parsable --time=1:00:00 --qos=a {wait} slurm/train_cpu.sbatch --epochs 3 --tags a b"
+        f"--parsable --time=1:00:00 --qos=a {wait} slurm/train_cpu.sbatch {flags}"
         for wait in ("--hold", "--dependency=afterany:11", "--dependency=afterany:12")
     ]
     assert project.noted("scontrol.args") == ["release 11"]
@@ -162,7 +166,8 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
     code, log = project.run("train_single_node", **ONE_NODE, SRUN_EXIT=status)
     assert code == int(status) and "CHAIN_JOB_ID=123455" in project.noted("srun.env"), log
     cancelled = project.noted("scancel.args")
-    assert cancelled == ["--state=PENDING 123455 123456 123457"] * ends
+    assert ("the chain ends here: cancelled 123457" in log) == ends
+    assert cancelled == ["--quiet --state=PENDING 123457"] * ends
 
 
 @pytest.mark.parametrize(
@@ -175,14 +180,17 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
         (("SCRIPT=Makefile",), "Makefile is not a batch script"),
         (("SBATCH=--array=0-3",), "a chain is one run, and each task of an array has its own"),
         (("LIMIT=1",), "sbatch refuses slurm/train_cpu.sbatch, as it says above: no job is left"),
-        (("BUSY=yes",), "job 11 is held: 'scontrol release 11' lets it start"),
+        (("BUSY=yes",), "Slurm does not let job 11 start, as it says above: no job is left"),
+        (("SBATCH=--qos=a --wait",), "--wait is for sbatch itself: leave it out"),
+        (("N=",), "N is '': it must be a number of jobs"),
     ],
 )
 def test_what_cannot_be_submitted_is_named(
     project: Submission, words: tuple[str, ...], error: str
 ) -> None:
-    done = make(project, "chain", "SCRIPT=slurm/train_cpu.sbatch", *words)
+    done = make(project, "chain", "N=2", "SCRIPT=slurm/train_cpu.sbatch", *words)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode and len(errors) == 1 and errors[0].startswith(f"error: {error}")
-    assert project.noted("scancel.args") == ["11"] * ("LIMIT=1" in words)
+    left = {"LIMIT=1": ["11"], "BUSY=yes": ["11 12"]}
+    assert project.noted("scancel.args") == left.get(words[0], [])
     assert "submitted" not in done.stdout

@@ -224,9 +224,9 @@ ROOMS = {
     "hooks inference nested networks position schedule shards torchrun updater",
     "engine/data/": "__init__ batches seeds steps stream workers",
     "engine/ranks/": "__init__ device dtensor environment meeting process_group signals "
-    "slurm_commands step_totals strategy world",
+    "slurm_commands step_totals strategy topology world",
     "engine/run/": "__init__ description folder logger logging_setup media messages meters "
-    "provenance record run_lock status",
+    "provenance record run_lock slow_ranks status",
     "trackers/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }

@@ -95,7 +95,7 @@ def test_ranks_that_cant_reach_the_first_node_fail(
 def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path) -> None:
     train = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK]
     job = spawn(project, tmp_path / "run", [train, [*train, "--lr=0.2"]], tasks(2)).wait()
-    assert job.codes == [1, 1], job.log
+    assert set(job.codes) <= {1, 76} and job.codes[1] == 1, job.log
     (error,) = [line for line in job.log.splitlines() if "has lr" in line]
     assert error.startswith("error: rank 1 has lr 0.2, but rank 0 has 0.15: start all ranks with")
     assert not (tmp_path / "run").exists()

@@ -31,22 +31,33 @@ fi
 slurm_dir=${BASH_SOURCE[0]%/*}
 
 # Names of functions that the end of the job calls with its exit code; slurm/resume.sh and stage.sh add theirs.
-at_end=
+at_end=forget
+back= # not empty: the job is back in the queue
 leave() {
     local status=$? each
     for each in $at_end; do "$each" "$status" || true; done
 }
 trap leave EXIT
 
+# Another cluster, or this one some day, may give a job the same number.
+forget() {
+    [[ -n $back${SLURM_ARRAY_JOB_ID:-} ]] || (($1 > 128)) || rm -f "logs/code-$SLURM_JOB_ID" "logs/chain-$SLURM_JOB_ID"
+}
+
 # After the end of a run, or a fault of the program, the jobs of its chain that still wait are cancelled.
 end_chain() {
-    (($1 == 75 || $1 == 76 || $1 > 128)) || scancel --state=PENDING "${chain[@]}"
+    local waiting=" ${chain[*]} "
+    read -ra waiting <<<"${waiting#* "$SLURM_JOB_ID" }"
+    (($1 == 75 || $1 == 76 || $1 > 128 || ${#waiting[@]} == 0)) && return
+    scancel --quiet --state=PENDING "${waiting[@]}" 2>/dev/null
+    echo "the chain ends here: cancelled ${waiting[*]}"
 }
-unset CHAIN_JOB_ID
+# A job that submits this one has variables of its own.
+unset CHAIN_JOB{_ID,S} MASTER_{ADDR,PORT} STAGED FIRST_STEP FAILURE_FILE BAD_NODES_FILE RUN_NUMBER RESTART_IN_JOB
 if [[ -f logs/chain-$SLURM_JOB_ID ]]; then
     read -ra chain <"logs/chain-$SLURM_JOB_ID"
-    export CHAIN_JOB_ID=${chain[0]} # names the run's folder
-    at_end=end_chain
+    export CHAIN_JOB_ID=${chain[0]} CHAIN_JOBS=${chain[*]} # the first names the run's folder
+    at_end+=" end_chain"
 fi
 
 # `module` is a function of the shell, and not every shell starts with it.
@@ -72,9 +83,7 @@ if [[ -n ${SLURM_ARRAY_JOB_ID:-} && $log == *-$SLURM_JOB_ID.out ]]; then
     ln -sf "${log##*/}" "${log%"$SLURM_JOB_ID.out"}${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.out"
 fi
 
-# Facts of this site, such as its network interfaces, belong in this file of your own. The login shell's
-# MASTER_ADDR is another job's, and so is what a job that submits this one has staged.
-unset MASTER_ADDR MASTER_PORT STAGED FIRST_STEP
+# Facts of this site, such as its network interfaces, belong in this file of your own.
 if [[ -f $slurm_dir/site.sh ]]; then
     # shellcheck source=/dev/null
     . "$slurm_dir/site.sh" || fail "slurm/site.sh ends with exit code $?: its last command must succeed"

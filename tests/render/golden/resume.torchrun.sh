@@ -45,13 +45,18 @@ requeue() {
     echo "$1, $end"
 }
 
-# note_death: sets `srun_said` to what srun said of its tasks in the log, after its first `size` bytes, and
-# `died` to the node on which the first rank died. A node with two deaths is a bad one.
+# read_log: sets `srun_said` to what srun said of its tasks in the log, after its first `size` bytes, and
+# `first` to the exit code of the first rank that ended, if no signal ended it.
+read_log() {
+    srun_said=$(tail --bytes="+$((size + 1))" "$log" | grep -E '^srun: error: [^ ]+: tasks? [0-9,-]+: ') || true
+    first=$(sed -nE '1s/.*exit code ([0-9]+)$/\1/p' <<<"$srun_said")
+}
+
+# note_death: sets `died` to the node on which the first rank died. A node with two deaths is a bad one.
 note_death() {
     local deaths=${BAD_NODES_FILE/bad-nodes/died}
-    srun_said=$(tail --bytes="+$((size + 1))" "$log" | grep -E '^srun: error: [^ ]+: tasks? [0-9,-]+: ') || true
-    # The others end for its death: with an exit code of their own, by SIGTERM (143), or later.
-    died=$(sed -nE '/exit code ([0-9]{1,2}|143)$/d; s/^srun: error: ([^][ ]+): task.*/\1/p; T; q' <<<"$srun_said")
+    # The others end for its death: with an exit code of their own, by SIGTERM, or later.
+    died=$(sed -nE '/(exit code ([0-9]{1,2}|143)|Terminated)$/d; s/^srun: error: ([^][ ]+): task.*/\1/p; T; q' <<<"$srun_said")
     [[ -n $died ]] || return 0
     echo "$died" >>"$deaths"
     (($(grep -cxF "$died" "$deaths") != 2)) || echo "$died" >>"$BAD_NODES_FILE"
@@ -69,8 +74,8 @@ may_restart() {
         why="the ranks started again $restarted times"
     elif [[ $1 != srun || -z $srun_said ]]; then
         why="srun did not say that the ranks are gone"
-    elif [[ ${EXCLUDE_BAD_NODES:-} == 1 ]] && grep -qsxFf "$BAD_NODES_FILE" < <(scontrol show hostnames "$SLURM_JOB_NODELIST"); then
-        why="it has a bad node"
+    elif [[ ${EXCLUDE_BAD_NODES:-0} == 1 && -s $BAD_NODES_FILE ]] && grep -qxFf "$BAD_NODES_FILE" < <(scontrol show hostnames "$SLURM_JOB_NODELIST"); then
+        why="a rank died twice on one of its nodes"
     elif [[ $end == [0-9]* ]] && seconds=$((end - $(date +%s))) && ((seconds < 300)); then # else N/A
         why="its time ends in $seconds seconds"
     elif ! timeout --kill-after=5 60 srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --gres=none --mpi=none true; then
@@ -82,17 +87,25 @@ may_restart() {
 # treat_bad_nodes: tells Slurm to keep the job that is back in the queue off its bad nodes. Slurm takes
 # that only of a job that waits: if it does not yet, the next requeue does it.
 treat_bad_nodes() {
-    local nodes excluded
+    local nodes excluded left
     nodes=$(sort -u "$BAD_NODES_FILE" | paste -sd ,)
-    if [[ -n $back && ${EXCLUDE_BAD_NODES:-} == 1 ]]; then
+    if [[ -n $back ]]; then
         excluded=$(squeue --noheader --jobs="$job" --format=%x) || return 0
-        excluded=${excluded//(null)/}
-        scontrol update JobId="$job" ExcNodeList="$nodes${excluded:+,$excluded}" || return 0
-        echo "the job keeps off $nodes from now on"
-        rm -f "$BAD_NODES_FILE"
+        excluded=$nodes${excluded:+,${excluded//(null)/}} excluded=${excluded%,}
+        left=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format=%N |
+            sort -u | grep -cvxFf <(scontrol show hostnames "$excluded")) || true
+        if ((left < SLURM_JOB_NUM_NODES)); then
+            echo "bad nodes: $nodes; the job may use them again, as its partition has too few others"
+        elif [[ ${EXCLUDE_BAD_NODES:-0} == 1 ]]; then
+            scontrol update JobId="$job" ExcNodeList="$excluded" || return 0
+            echo "the job keeps off $nodes from now on"
+            rm -f "$BAD_NODES_FILE"
+        else
+            echo "bad nodes: $nodes; for this job to keep off them: scontrol update JobId=$job ExcNodeList=$excluded; for all later ones: EXCLUDE_BAD_NODES=1 in slurm/site.sh"
+        fi
         return
     fi
-    echo "bad nodes: $nodes; to keep off them, sbatch --exclude=$nodes, or EXCLUDE_BAD_NODES=1 in slurm/site.sh"
+    echo "bad nodes: $nodes; to keep off them: sbatch --exclude=$nodes"
 }
 
 # What to do with a job that was stopped and is not in the queue.
@@ -105,13 +118,13 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 # After 75 and above 128, the job goes back to the queue, and on from its newest checkpoint when it
 # starts again.
 run_resumable() {
-    local status=0 log size begun why="" back="" died="" srun_said="" restarted=0 job
+    local status=0 log size begun why="" died="" srun_said="" first="" restarted=0 job
     if [[ ${command:-train} != train ]]; then # it saves no checkpoint
-        export MAX_REQUEUES=0 # for slurm/task_epilog.sh
-        "$@"
+        MAX_REQUEUES=0 FAILURE_FILE='' BAD_NODES_FILE='' "$@" # the first is for slurm/task_epilog.sh
         return
     fi
     [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
+    [[ ${EXCLUDE_BAD_NODES:-0} =~ ^[01]$ ]] || fail "EXCLUDE_BAD_NODES is '$EXCLUDE_BAD_NODES': it must be 0 or 1"
     [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
@@ -127,8 +140,11 @@ run_resumable() {
         [[ -f $log ]] || log=/dev/null
         size=$(stat --format=%s "$log") begun=$SECONDS status=0
         RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
+        read_log
         if rm "$FAILURE_FILE" 2>/dev/null; then
             ((status <= 75)) || status=1
+        elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 75 && first != 76)); then
+            status=$first # a fault, such as of Python on one node, for which the others were stopped
         fi
         ((status > 128 || status == 76)) || break
         may_restart "$1" || break

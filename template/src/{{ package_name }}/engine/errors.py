@@ -44,7 +44,7 @@ def note_failure() -> None:
     nothing, since the sweep continues. Other ranks than 0 then wait until the launcher ends them,
     so that rank 0 alone prints an error of all ranks.
     """
-    if "FAILURE_FILE" in os.environ and "SWEEP_TRIAL" not in os.environ:
+    if os.environ.get("FAILURE_FILE") and "SWEEP_TRIAL" not in os.environ:
         with suppress(OSError):
             Path(os.environ["FAILURE_FILE"]).touch()
     if not is_rank_0():
@@ -54,7 +54,7 @@ def note_failure() -> None:
 
 def note_bad_nodes(nodes: Sequence[str]) -> None:
     """Tell the batch script which nodes a later start of the job should not use."""
-    if "BAD_NODES_FILE" in os.environ:
+    if os.environ.get("BAD_NODES_FILE"):
         with suppress(OSError), Path(os.environ["BAD_NODES_FILE"]).open("a") as file:
             file.write("".join(f"{node}\n" for node in nodes))
 

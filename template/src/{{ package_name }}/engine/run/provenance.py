@@ -113,7 +113,9 @@ def _diff() -> str | None:
         # New files are added to a copy of the index, so that the index does not change.
         index = shutil.copy(_git("rev-parse", "--git-path", "index") or "", folder)
         _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
-        return _git("diff", "--no-ext-diff", "--no-color", "HEAD", GIT_INDEX_FILE=index)
+        paths = (":/", ":!slurm/site.sh")  # that may hold a key
+        words = ("diff", "--no-ext-diff", "--no-color", "HEAD", "--", *paths)
+        return _git(*words, GIT_INDEX_FILE=index)
     return None
 
 
