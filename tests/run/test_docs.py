@@ -27,19 +27,24 @@ PYTHON = """#!/bin/bash
 """
 
 
-def test_the_demo(tmp_path: Path) -> None:
-    """`make demo`, on few digits."""
-    root = copy_template(tmp_path / "template")
-    shutil.copy(TEMPLATE / "Makefile", root)
-    shutil.copytree(TEMPLATE / "scripts", root / "scripts")
-    digits = tmp_path / "digits"
-    digits.mkdir()
+def make_digits(folder: Path) -> Path:
+    """Write few digits in MNIST's format into a new folder, and return it."""
+    folder.mkdir(parents=True)
     draw = np.random.default_rng(0)
     for part, count in (("train", 5_640), ("t10k", 50)):
         for kind, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
             head = np.array([0x800 + len(shape), *shape], ">u4").tobytes()
             values = draw.integers(0, 10, shape, np.uint8).tobytes()
-            (digits / f"{part}-{kind}-ubyte").write_bytes(head + values)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(head + values)
+    return folder
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    """`make demo`, on few digits."""
+    root = copy_template(tmp_path / "template")
+    shutil.copy(TEMPLATE / "Makefile", root)
+    shutil.copytree(TEMPLATE / "scripts", root / "scripts")
+    digits = make_digits(tmp_path / "digits")
     python = tmp_path / "python3"
     packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     scripts = sysconfig.get_path("scripts")

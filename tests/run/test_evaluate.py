@@ -11,6 +11,7 @@ import torch
 from renderer import render_project
 
 from .conftest import PACED, Job, spawn, srun, tasks
+from .test_docs import make_digits
 from .test_examples import TEXT
 from .test_learner import FLAGS, check_error, make_learners
 from .test_tensorboard import tensorboard, text
@@ -168,6 +169,30 @@ def test_missing_data_and_a_stream_are_named(project: Path, tmp_path: Path) -> N
     job = evaluate(project, tmp_path / "step", 1, tmp_path / "copied.pt")
     check_error(job, "copied.pt does not fit model.py (step is '5')")
     assert not list(tmp_path.glob("evaluation-*"))
+
+
+def test_a_job_that_staged_its_data_elsewhere_finds_them(project: Path, tmp_path: Path) -> None:
+    first, second, here = tmp_path / "first", tmp_path / "second", {"STAGED": f"{tmp_path}/first"}
+    make_digits(first / "small")
+    flags = ("--dataset=mnist", "--data-dir=$STAGED/small", "--epochs=9")
+    trained = srun(project, tmp_path / "run", 1, *flags, "--max-steps=2", **here).wait()
+    assert trained.codes == [0], trained.log
+    assert "\ndata_dir: $STAGED/small\n" in (trained.run_dir / "config.yaml").read_text()
+
+    first.rename(second)
+    there = {"STAGED": str(second)}
+    resumed = srun(project, tmp_path / "run", 1, *flags, "--max-steps=4", **there).wait()
+    assert resumed.codes == [0] and "step 2" in resumed.log, resumed.log
+    assert "data_dir was" not in resumed.log
+    given = f"--data-dir={second}/small"
+    for number, (words, env) in enumerate((([], there), ([given], {}))):
+        words = [trained.run_dir, "--checkpoint=latest", *words]
+        job = evaluate(project, tmp_path / str(number), 1, *words, **env)
+        assert result(job, trained.run_dir)["step"] == 4
+    for command in ("evaluate", "export"):
+        words = ["demo", command, str(trained.run_dir)]
+        lost = spawn(project, tmp_path / command, [words], [{}]).wait()
+        check_error(lost, "the run's data were in $STAGED/small of its job: give --data-dir")
 
 
 def test_trackers_get_each_number_once(run: Job, project: Path, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_a_rank_that_dies_takes_the_others_along(project: Path, tmp_path: Path) 
     assert not (tmp_path / "run" / "summary.json").exists()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["error"].startswith("rank 0 on ") and "lost another rank" in status["error"]
+    assert status["lost_rank"] is True
 
 
 def test_a_rank_that_dies_at_its_very_end_is_said(project: Path, tmp_path: Path) -> None:

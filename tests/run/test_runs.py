@@ -18,6 +18,10 @@ NOW = 1_800_000_000.0
 KNOWS_NONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 IS_DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
 
+LOST_RANK = {"status": "failed", "error": "rank 0 lost another", "lost_rank": True}
+CHAIN = {"chain": ["77", "78", "79"]}
+NEXT_WAITS = """case "$*" in *=77,78,79) echo '79 PENDING (Dependency)';; esac"""
+
 
 @pytest.fixture
 def runs(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -54,7 +58,7 @@ def write_run(folder: Path, **state: object) -> Path:
 def test_a_run_that_finished_and_one_that_was_killed(
     runs: ModuleType, launch: Launch, project: Path, tmp_path: Path
 ) -> None:
-    job = launch(1, name="whole")
+    job = launch(1, name="whole", CHAIN_JOBS="77 78")
     killed = srun(project, tmp_path / "killed", 1, "--max-steps=100000", "--log-every=1")
     killed.wait_for_step(5)
     killed.kill()
@@ -64,6 +68,7 @@ def test_a_run_that_finished_and_one_that_was_killed(
     assert set(found) == {"whole", "killed"}
     state = found["whole"].state
     whole = found["whole"]
+    assert (state["chain"], state["lost_rank"]) == (["77", "78"], False)
     assert (whole.status, state["step"]) == ("finished", 30)
     # Pictures need no tracker.
     pictures = {path.name for path in (tmp_path / "whole" / "figures").iterdir()}
@@ -101,6 +106,13 @@ def test_a_run_that_finished_and_one_that_was_killed(
         (KNOWS_NONE, {}, 20, "running", ""),
         (KNOWS_NONE, {"job": None}, 60, "running", ""),
         (KNOWS_NONE, {"status": "preempted"}, 60, "preempted", "submit again with --run-dir"),
+        ("echo '77 RUNNING (None)'", {"status": "preempted"}, 60, "restarting", ""),
+        ("echo '77 RUNNING (None)'", LOST_RANK, 60, "restarting", "rank 0 lost another"),
+        ("echo '77 RUNNING (None)'", {**LOST_RANK, "lost_rank": False}, 60, "failed", "rank 0"),
+        (KNOWS_NONE, LOST_RANK, 60, "failed", "another; not in the queue: to go on, submit again"),
+        (NEXT_WAITS, {"status": "preempted", **CHAIN}, 60, "queued", "job 79 of the chain goes on"),
+        (NEXT_WAITS, CHAIN, 60, "queued", "job 79 of the chain goes on"),
+        (NEXT_WAITS, {"status": "finished", **CHAIN}, 60, "finished", ""),
         (IS_DOWN, {}, 60, "running", ""),
         (IS_DOWN, {}, 900, "stuck", "silent for 0:15:00"),
     ],
@@ -170,6 +182,10 @@ def test_the_table_and_the_exit_code(
     assert runs.main([str(root / "mnist" / "1"), "--fail"]) == 0
     assert runs.main([str(root / "other"), "--fail"]) == 1
     assert runs.main([str(root / "other"), "--fail", "--hours=24"]) == 0
+    again = write_run(tmp_path / "again", **LOST_RANK)
+    assert runs.main([str(again), "--fail"]) == 1
+    set_squeue(tmp_path, "echo '77 RUNNING (None)'")
+    assert runs.main([str(again), "--fail"]) == 0
 
 
 def test_what_is_no_run_is_passed_over(

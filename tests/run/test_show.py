@@ -125,6 +125,7 @@ def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -
     facts["packages"]["torch"] = "2.6.0"
     facts["packages"]["new-one"] = "1.0"
     facts["hostnames"] = ["n1", "n2"]
+    facts["snapshot"] = "0123abcd"
     other = shutil.copytree(second.run_dir, second.run_dir.with_name("third"))
     (other / "provenance.json").write_text(json.dumps(facts))
     said = ask(repository, "show", first.run_dir, other)
@@ -146,6 +147,8 @@ def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -
     assert {"python", "launcher", "setting seed", "setting run_dir"}.isdisjoint(rows)
     assert "the uncommitted changes differ:" in said and "++# an afterthought" in said
     assert ask(repository, "show", first.run_dir, first.run_dir) == "no difference\n"
+    assert sections(ask(repository, "show", other))["code"] == "code/0123abcd.tar.gz"
+    assert "code" not in sections(ask(repository, "show", first.run_dir))
 
 
 def test_a_run_that_has_only_begun(project: Path, tmp_path: Path) -> None:

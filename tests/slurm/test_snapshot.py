@@ -84,6 +84,7 @@ def check_kept(job: Job) -> str:
     provenance = json.loads((job.run_dir / "provenance.json").read_text())
     name = provenance["snapshot"]
     assert f"/.snapshots/{name}/src\n" in job.log
+    assert f"settings from .snapshots/{name}/configs/train.yaml; " in job.log
     git = ("git", "-C", job.project.root, "rev-parse", "HEAD")
     assert provenance["git"]["commit"] == subprocess.check_output(git, text=True).strip()
     assert provenance["git"]["changes"] == " M src/demo/figures.py\n?? src/demo/new.py"

@@ -43,6 +43,12 @@ def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
     return datasets
 
 
+def check_data_dir(settings: Settings) -> None:
+    """Raise UsageError if the data of a run that has ended were on the nodes of its job alone."""
+    if settings.data_dir.startswith("$STAGED"):
+        raise UsageError(f"the run's data were in {settings.data_dir} of its job: give --data-dir")
+
+
 def check_same_settings(settings: Settings, world: World) -> None:
     """Raise UsageError on a rank whose settings differ from those of rank 0."""
     mine = settings.as_dict()

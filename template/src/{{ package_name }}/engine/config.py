@@ -15,7 +15,7 @@ import yaml
 from annotated_types import Ge, Gt, Lt
 
 from .errors import UsageError, is_rank_0
-from .filesystem import full_path, read_bytes
+from .filesystem import full_path, moved, read_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -249,7 +249,8 @@ class Settings:
         from pydantic import TypeAdapter
 
         values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
-        return values
+        # Each job stages its files in a folder of its own.
+        return moved(values, os.environ.get("STAGED") or "$STAGED", "$STAGED")
 
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "train", about: str = "") -> "Self":
@@ -308,8 +309,9 @@ class Settings:
         # Imported here, since --help does not need it.
         from pydantic import TypeAdapter, ValidationError
 
+        values = moved(values, "$STAGED", os.environ.get("STAGED") or "$STAGED")
         try:
-            settings = TypeAdapter(cls).validate_python(dict(values))
+            settings = TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
             # A setting of several types has an error for each of them.

@@ -175,6 +175,12 @@ def full_path(name: str, path: str) -> str:
     return full
 
 
+def moved(values: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return settings, with another start of the paths in one folder, such as `$STAGED`."""
+    inside = [k for k, v in values.items() if isinstance(v, str) and f"{v}/".startswith(f"{old}/")]
+    return {**values, **{name: new + values[name][len(old) :] for name in inside}}
+
+
 def check_archive(file: IO[bytes]) -> None:
     """Raise ValueError if an archive of torch unpacks to more than its own size."""
     if file.read(4) == b"PK\x03\x04":  # torch takes these bytes for an archive

@@ -12,6 +12,7 @@ import torch
 import tyro
 
 from .. import data
+from ..engine.checks import check_data_dir
 from ..engine.config import read_flags
 from ..engine.errors import UsageError
 from ..engine.nested import map_tensors
@@ -56,8 +57,9 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--network is {flags.network}: choose one of {', '.join(network)}")
         network = network[flags.network]
     data_dir = flags.data_dir or trained.settings.data_dir
-    datasets = data.load(dataclasses.replace(trained.settings, data_dir=data_dir))
-    inputs = trained.learner.inputs(trained.example(datasets.test, 2))
+    settings = dataclasses.replace(trained.settings, data_dir=data_dir)
+    check_data_dir(settings)
+    inputs = trained.learner.inputs(trained.example(data.load(settings).test, 2))
     # The graph takes batches of any size.
     auto = torch.export.Dim.AUTO
     sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)

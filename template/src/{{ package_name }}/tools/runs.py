@@ -32,10 +32,7 @@ from . import program
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
 TROUBLE = ("failed", "stuck", "lost")
 # Slurm's states of a job that will start, or start again.
-WAITING = (
-    *("PENDING", "CONFIGURING", "EXPEDITING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
-    "SPECIAL_EXIT",
-)
+WAITING = ("PENDING", "CONFIGURING", "EXPEDITING", "REQUEUE", "SPECIAL_EXIT")  # how they begin
 # Seconds. A run that wrote this recently is alive even if squeue does not know its job: squeue may
 # be another cluster's.
 LATELY = 30
@@ -64,8 +61,8 @@ class Run:
     """The status of a run.
 
     Args:
-        status: running, finished, failed or preempted, from status.json; stuck, lost or queued,
-            from its silence and from Slurm; else unknown.
+        status: running, finished, failed or preempted, from status.json; stuck, lost, queued or
+            restarting, from its silence and from Slurm; else unknown.
         state: what status.json says.
         note: the error, or the reason for the status.
         commit: of its newest start, with a + if there were uncommitted changes.
@@ -95,9 +92,8 @@ def main(argv: Sequence[str]) -> int:
     if flags.json:
         facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
         facts = [{name: each[name] for name in each if name != "state"} for each in facts]
-        text = json.dumps(facts, indent=2)
         try:
-            flags.json.write_text(f"{text}\n", encoding="utf-8")
+            flags.json.write_text(f"{json.dumps(facts, indent=2)}\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"can't write {flags.json}: {error.strerror}") from None
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
@@ -129,9 +125,10 @@ def _runs_in(folder: Path, depth: int) -> list[Path]:
 def survey(folders: Sequence[Path], now: float) -> list[Run]:
     """Return the status of runs at a time in seconds since 1970, the newest first."""
     states = [_state(folder) for folder in folders]
-    ids = {state["job"] for state in states if state["status"] not in ("finished", "unknown")}
+    live = [state for state in states if state["status"] not in ("finished", "unknown")]
+    ids = {str(job) for state in live for job in (state["job"], *state.get("chain", []))}
     jobs = None
-    if (ids := ids - {None}) and shutil.which("squeue"):
+    if shutil.which("squeue"):
         try:
             jobs = slurm.jobs(ids)
         except UsageError as error:
@@ -160,14 +157,21 @@ def _judge(
     gone = jobs is not None and job is not None and not said
     note = " ".join((state.get("error") or "").split())
     silence = f"silent for {duration(silent)} on {state.get('host', 'its node')}"
-    if said.startswith(WAITING) and status != "finished":
+    stopped = status == "preempted" or state.get("lost_rank")
+    later = [each for each in map(str, state.get("chain", [])) if each in (jobs or {})]
+    if gone and later and status != "finished":
+        status, note = "queued", f"job {later[0]} of the chain goes on"
+    elif said.startswith(WAITING) and status != "finished":
         status, note = "queued", f"Slurm: {said}" + (f"; before: {note}" if note else "")
     elif status == "running" and gone and silent > LATELY:
         status, note = "lost", f"{silence}; Slurm no longer knows the job"
     elif status == "running" and silent > state["expect_next_in"]:
         status, note = "stuck", silence + (f"; Slurm: {said}" if said else "")
-    elif status == "preempted" and gone:
-        note = f"not in the queue: to go on, submit again with --run-dir {folder}"
+    elif stopped and said.startswith("RUNNING"):
+        status = "restarting"
+    elif stopped and gone:
+        hint = f"not in the queue: to go on, submit again with --run-dir {folder}"
+        note = f"{note}; {hint}" if note else hint
     facts = read(folder / "provenance.json")
     return Run(folder, status, state, note, commit_of(facts), _flags_of(facts))
 
@@ -222,8 +226,7 @@ def table(runs: Sequence[Run], now: float) -> str:
     lines = aligned(rows)
     for number, run in enumerate(runs, 1):
         notes = (run.flags, run.note, *map(str, run.state.get("slow", [])))
-        more = [f"\n    {printable(text)}" for text in notes if text]
-        lines[number] += "".join(more)
+        lines[number] += "".join(f"\n    {printable(text)}" for text in notes if text)
     return "\n".join(lines)
 
 

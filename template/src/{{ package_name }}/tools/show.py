@@ -75,6 +75,7 @@ def _screen(folder: Path) -> list[str]:
         "attempts": list(_attempts(folder / "attempts")),
         "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n, v)})],
         "commit": [made["commit"].replace("+", " with uncommitted changes")],
+        "code": [f"code/{facts['snapshot']}.tar.gz" if facts.get("snapshot") else ""],
         "command": [" ".join(map(str, facts.get("command", [])[1:]))],
         "nodes": [f"{made['nodes']}; world size {facts.get('world_size')}, {made['launcher']}"],
         "versions": [f"Python {made['python']}, torch {made.get('package torch')}"],

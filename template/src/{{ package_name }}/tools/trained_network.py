@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from .. import data
 from ..engine import checkpoint_files, inference
-from ..engine.checks import check_length
+from ..engine.checks import check_data_dir, check_length
 from ..engine.errors import UsageError
 from ..engine.ranks.process_group import be_deterministic, joined
 from ..engine.ranks.strategy import place
@@ -70,6 +70,7 @@ def opened(
         trained.device = world.device
         if trained.settings.deterministic:
             be_deterministic()
+        check_data_dir(trained.settings)
         dataset = getattr(data.load(trained.settings), flags.split)
         if isinstance(dataset, IterableDataset):
             raise UsageError(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpointing
 from ..config import Settings
-from ..errors import UsageError, without_secrets
+from ..errors import LostRankError, UsageError, without_secrets
 from ..filesystem import sync_names, write_atomically
 from ..ranks.dtensor import full_tensor
 from ..ranks.world import World
@@ -224,6 +224,7 @@ class RunLogger:
         state, step = self.status, self.checkpointing.position.step
         status: Status = "failed" if failure else self.ending
         if failure:
+            state.lost_rank = isinstance(failure, LostRankError)
             state.error = without_secrets(str(failure).partition("\n")[0])
             if not isinstance(failure, UsageError):
                 state.error = f"{type(failure).__name__}: {state.error}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Settings
+from ..config import Settings, as_submitted
 from ..data.steps import StepLoader
 from ..errors import printable
 from ..ranks import topology
@@ -30,7 +30,8 @@ def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_
         samples_per_step,
         loader.workers,
     )
-    source = settings.config or "flags and defaults alone"
+    source = settings.config and str(as_submitted(settings.config)).removeprefix(f"{Path.cwd()}/")
+    source = source or "flags and defaults alone"
     log.info("settings from %s; run folder %s", source, settings.run_dir)
     for rank, far in enumerate(world.gather(topology.far_from(gpu_properties(world.device)))):
         if far and world.is_main:

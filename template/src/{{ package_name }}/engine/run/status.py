@@ -39,6 +39,8 @@ class StatusFile:
     restart: int = field(default_factory=lambda: int(os.environ.get("RESTART_IN_JOB", 0)))
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
+    lost_rank: bool = False  # ended because another rank was lost, not by an error of its own
+    chain: list = field(default_factory=lambda: os.environ.get("CHAIN_JOBS", "").split())
     slow: list = field(default_factory=list)  # ranks, as the log says it
     missed_by: list = field(default_factory=list)  # trackers that did not get everything
 
