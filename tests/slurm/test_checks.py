@@ -99,13 +99,12 @@ def test_a_node_whose_rank_is_slow_is_named(make_project: MakeProject, launcher:
         *("--nodes=2", "--nodelist=n1,n2", "--ntasks-per-node=1", "slurm/train_cpu.sbatch"),
         *("--dataset=synthetic", "--max-steps=6", "--batch-size=8", "--log-every=1"),
         RANKS_PER_NODE="1",
-        BAD_NODES_FILE="logs/bad-nodes",
     ).wait()
     assert job.state == "COMPLETED", job.log
     (said,) = json.loads((job.run_dir / "status.json").read_text())["slow"]
     assert said.startswith("rank 1 on n2 is slow: ") and "--exclude=n2" in said
     assert job.log.count(" is slow: ") == 1 and said in job.log
-    assert (project.root / "logs/bad-nodes").read_text() == "n2\n"
+    assert "bad nodes: n2; to keep off them: sbatch --exclude=n2" in job.log
 
 
 def test_the_nodes_of_a_job_agree(projects: dict[str, Project]) -> None:

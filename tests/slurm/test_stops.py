@@ -313,22 +313,22 @@ def test_a_node_that_never_comes_is_named(
     cluster: Cluster, projects: dict[str, Project], tmp_path: Path, launcher: str
 ) -> None:
     """Not when a signal ends the wait: then the job comes back."""
-    python, bad = tmp_path / "python", tmp_path / "bad"
+    python = tmp_path / "python"
     python.write_text(SLOW_PYTHON)
     python.chmod(0o755)
-    files = {"PROJECT_PYTHON": str(python), "BAD_NODES_FILE": str(bad)}
+    files = {"PROJECT_PYTHON": str(python), "RESTARTS_IN_JOB": "0"}
     job = submit(projects[launcher], flags=("--meet-timeout=15",), **files)
     wait_for(lambda: job.meets() or job.state in ENDED, lambda: job.log)
     cluster.run("scancel", "--signal=USR2", job.id)
     job.wait_for_restart()
     assert "was killed (exit code 140), and back to the queue" in job.log
-    assert "missing" not in job.log and not bad.exists()
+    assert "missing" not in job.log and "bad nodes" not in job.log
     assert job.wait().facts["NodeList"] == "n[1-2]"
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 1), job.log
     (line,) = re.findall(r"^\d: error: .*", job.log, re.MULTILINE)
     what = {"srun": "rank", "torchrun": "torchrun"}[launcher]
     assert f"after 15 seconds, 1 of 2 {what}s are missing: {what} 1; none came from n2: " in line
-    assert bad.read_text() == "n2\n" and "Traceback" not in job.log
+    assert "bad nodes: n2; to keep off" in job.log and "Traceback" not in job.log
 
 
 @pytest.mark.slow
