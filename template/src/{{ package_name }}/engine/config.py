@@ -63,7 +63,8 @@ def snapshot() -> Path | None:
 
 def as_submitted(path: Path) -> Path:
     """Return a file's path without links; of a file of the snapshot, that of the copy there."""
-    copy = Path(snapshot() or "", path)
+    folder = snapshot()
+    copy = Path(folder, os.path.relpath(path)) if folder else path
     return (copy if copy.exists() else path).resolve()
 
 
