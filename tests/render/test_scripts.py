@@ -372,6 +372,7 @@ def test_killed_ranks_start_again_only_where_that_can_help(
 ) -> None:
     (srun.root / "bin/srun").write_text(
         """#!/bin/bash
+[[ $* == *--gres* ]] && exit 1 # Slurm refuses it in a job that asked for --gpus-per-node
 [[ $* != *--overlap*--nodes=1* ]] || exit "${NODE_IS_LOST:-0}"
 echo "$RUN_NUMBER $RESTART_IN_JOB" >> starts
 [[ -n ${SRUN_KILLED:-} ]] || echo "srun: error: n2: task 0: Exited with exit code 76
