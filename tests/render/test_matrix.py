@@ -24,7 +24,8 @@ from variants import (
 
 # What Jinja or a hand in a hurry leaves behind. Apptainer's and GitHub's own braces may stay.
 LEFTOVERS = re.compile(r"\{%|%\}|\{=#|#=\}|\{\{|\}\}|[ \t]+$|\n\n\n\n|\Z(?<!\n)", re.MULTILINE)
-OWN_BRACES = re.compile(r"\$\{\{ [\w. |]+ \}\}|\{\{ [A-Z_]+ \}\}")
+# GitHub's, Apptainer's, and the shell's ${A:-${B}}.
+OWN_BRACES = re.compile(r"\$\{\{ [\w. |]+ \}\}|\{\{ [A-Z_]+ \}\}|\$\{\w+:-\$\{[^{}]+\}\}")
 
 CONTENT: dict[Tree, str] = {}  # a digest of the files of each tree, with other names left out
 LINTED: set[str] = set()  # digests of the files that an earlier test of this process has checked
@@ -114,7 +115,7 @@ def lint(
         target = folder / f"{number}" / path
         target.parent.mkdir(parents=True)
         target.write_text(text)
-        if path.endswith(".sbatch"):
+        if path.startswith("slurm/"):
             for name, content in sourced.items():
                 (folder / f"{number}" / name).write_text(content)
         kind.append(str(target))

@@ -139,7 +139,7 @@ count_ranks() {
 set_rendezvous() {
     [[ -z ${STAGE_FILES:-} ]] || stage "${STAGE_FILES[@]}"
     JOB_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
-    MASTER_ADDR=${MASTER_ADDR:-${JOB_NODES%%,*}}
+    [[ -n ${MASTER_ADDR:-} ]] || MASTER_ADDR=${JOB_NODES%%,*}
     [[ -n $MASTER_ADDR ]] || fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
     export JOB_NODES MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
     # Ranks that hang leave a record of their last collectives.

@@ -91,7 +91,8 @@ treat_bad_nodes() {
     nodes=$(sort -u "$BAD_NODES_FILE" | paste -sd ,)
     if [[ -n $back ]]; then
         excluded=$(squeue --noheader --jobs="$job" --format=%x) || return 0
-        excluded=$nodes${excluded:+,${excluded//(null)/}} excluded=${excluded%,}
+        excluded=${excluded//(null)/}
+        excluded=$nodes${excluded:+,$excluded}
         left=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format=%N |
             sort -u | grep -cvxFf <(scontrol show hostnames "$excluded")) || true
         if ((left < SLURM_JOB_NUM_NODES)); then
