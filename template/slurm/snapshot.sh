@@ -29,7 +29,8 @@ list_code() {
 # describe_code FOLDER: writes there what git says about the code.
 describe_code() {
     local parts=(src configs slurm ':!slurm/site.sh') # which may hold a key
-    cp "$(git rev-parse --git-path index)" "$1/index" || return
+    # With its time, by which git knows of edits in the second of a commit.
+    cp -p "$(git rev-parse --git-path index)" "$1/index" || return
     export GIT_INDEX_FILE=$PWD/$1/index # new files are added to it
     git rev-parse HEAD >"$1/commit" && git describe --always --dirty --abbrev=12 >"$1/describe" &&
         git status --short -- "${parts[@]}" >"$1/changes" &&

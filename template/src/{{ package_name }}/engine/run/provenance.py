@@ -111,7 +111,7 @@ def _diff() -> str | None:
     """Return the difference between the commit and the code, with new files in src/."""
     with suppress(OSError), tempfile.TemporaryDirectory() as folder:
         # New files are added to a copy of the index, so that the index does not change.
-        index = shutil.copy(_git("rev-parse", "--git-path", "index") or "", folder)
+        index = shutil.copy2(_git("rev-parse", "--git-path", "index") or "", folder)
         _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
         paths = (":/", ":!slurm/site.sh")  # that may hold a key
         words = ("diff", "--no-ext-diff", "--no-color", "HEAD", "--", *paths)
