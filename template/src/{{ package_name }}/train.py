@@ -24,6 +24,7 @@ from .engine.ranks.signals import EXIT_CODE, StopRequest
 from .engine.ranks.step_totals import StepTotals
 from .engine.ranks.world import World
 from .engine.run import run_lock
+from .engine.run.clock import CLOCK
 from .engine.run.folder import with_run_dir
 from .engine.run.logger import RunLogger
 from .engine.run.logging_setup import set_up_logging
@@ -100,9 +101,16 @@ class Trainer:
             settings, world, partial(Trackers, trackers), checkpointing, self.learner.best
         )
         self.hooks = Hooks(self)
-        with self.logger, closing(self.loader), checkpointing, lost_ranks_explained(world.rank):
+        with (
+            closing(self.meter.machine),
+            self.logger,
+            closing(self.loader),
+            checkpointing,
+            lost_ranks_explained(world.rank),
+        ):
             try:
                 self.hooks.call("on_start")
+                CLOCK.switch("steps")
                 while not self.position.is_end(settings):
                     if not self._train_epoch():
                         self.logger.ending = "preempted"
@@ -256,7 +264,9 @@ class Trainer:
         # A signal during a long validation then costs no more than the validation.
         self.save()
         self.hooks.call("on_evaluation_start", "validation")
-        found = self.evaluator.evaluate(self.datasets.validation, "validation", self.position.step)
+        with CLOCK.during("validation"):
+            step = self.position.step
+            found = self.evaluator.evaluate(self.datasets.validation, "validation", step)
         self.hooks.call("on_evaluation_end", "validation", found.metrics)
         self.meter.begin()
         return found.metrics
@@ -280,6 +290,7 @@ class Trainer:
 
     def _stop(self) -> None:
         """Save after a signal; every rank calls this."""
+        CLOCK.switch("ending")
         self.save()
         self.checkpointing.check_saved("stopped")
         self.hooks.note_written()
@@ -289,6 +300,8 @@ class Trainer:
             self.request.received or "a signal to another rank",
             self.checkpointing.run_dir,
         )
+        if self.world.is_main:
+            self.logger.log_usage()
         self.hooks.end("preempted")
 
     def finish(self) -> int:
@@ -297,8 +310,10 @@ class Trainer:
         Return the exit code: 1 on rank 0 if figures or the registry failed, but 0 in a sweep.
         """
         step = self.position.step
+        CLOCK.switch("ending")
         self.hooks.call("on_evaluation_start", "test")
-        test = self.evaluator.evaluate(self.datasets.test, "test", step)
+        with CLOCK.during("validation"):
+            test = self.evaluator.evaluate(self.datasets.test, "test", step)
         self.checkpointing.check_saved("ended")
         self.logger.metrics(1.0, test.metrics)
         self.logger.summary(self.summary(test))
@@ -319,6 +334,7 @@ class Trainer:
     def summary(self, test: Evaluation) -> dict[str, Any]:
         """Return the content of summary.json; every rank calls this."""
         position, world, meter = self.position, self.world, self.meter
+        meter.gather(world)
         return {
             **{metric.replace("/", "_"): value for metric, value in test.metrics.items()},
             self.learner.best[0].replace("/", "_"): position.best_score,

@@ -22,6 +22,7 @@ from .position import Position
 from .ranks.dtensor import is_dtensor, local_part
 from .ranks.strategy import parameter_norm
 from .ranks.world import World
+from .run.clock import CLOCK
 from .run.messages import log_resume
 from .run.meters import Meter
 
@@ -68,6 +69,10 @@ class Checkpointing:
             before: called in the background before the checkpoint counts; an OSError prevents it.
             best: whether this is the best checkpoint by now.
         """
+        with CLOCK.during("checkpoints"):
+            self._save(line_count, before, best)
+
+    def _save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
         norm = parameter_norm(self.networks.modules.values()).item()
         self.check_finite("the norm of all parameters is", norm)
         state: dict[str, Any] = {
@@ -149,7 +154,9 @@ class Checkpointing:
 
     def check_saved(self, what: str) -> None:
         """Wait for the last save; raise UsageError on every rank if it failed."""
-        if not self.world.broadcast(self.wait()):
+        with CLOCK.during("checkpoints"):
+            saved = self.world.broadcast(self.wait())
+        if not saved:
             raise UsageError(
                 f"{what} at step {self.position.step}, but the checkpoint could not be written: "
                 f"make room for {self.checkpoints.folder}, and give the same command again"

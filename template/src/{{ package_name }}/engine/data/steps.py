@@ -19,6 +19,7 @@ from ..checks import check_weight
 from ..config import Settings
 from ..errors import UsageError
 from ..ranks.world import World
+from ..run.clock import CLOCK
 from ..run.record import RECORDER
 from .batches import EpochSampler, SeededSamples
 from .stream import SKIPPED, ShardStream
@@ -92,7 +93,8 @@ class StepLoader:
         batches = self._batches(epoch, consumed, epoch_steps * self.accumulate)
         while True:
             began = time.perf_counter()
-            loaded = list(islice(batches, self.accumulate))
+            with CLOCK.during("data"):
+                loaded = list(islice(batches, self.accumulate))
             RECORDER.add("train/data_seconds", time.perf_counter() - began, 1)
             yield loaded
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..config import Settings
 from ..errors import LostRankError, UsageError
+from ..run.clock import CLOCK
 from .device import check_shared_gpus, choose_backend, choose_device, gpu_id
 from .environment import Ranks, rendezvous_address
 from .meeting import join_store, meeting, wait_for_all
@@ -47,7 +48,8 @@ def joined(settings: Settings) -> Iterator[World]:
     with lost_ranks_explained(ranks.rank):
         if ranks.size > 1:
             backend = choose_backend(settings.backend, device, settings.strategy)
-            world = _meet(ranks, device, backend, settings)
+            with CLOCK.during("meeting"):
+                world = _meet(ranks, device, backend, settings)
         else:
             world = replace(World.alone(), **vars(ranks), device=device)
         yield world

@@ -1,5 +1,6 @@
 """Writes the run folder, calls the trackers, and shows the progress of a run."""
 
+import dataclasses
 import json
 import logging
 import sys
@@ -20,6 +21,7 @@ from ..filesystem import sync_names, write_atomically
 from ..ranks.dtensor import full_tensor
 from ..ranks.world import World
 from . import provenance
+from .clock import CLOCK
 from .description import describe_run
 from .folder import keep_code, keep_earlier
 from .logging_setup import log_to_file, read_log
@@ -27,6 +29,7 @@ from .media import as_csv, pixels
 from .messages import log_step
 from .meters import JsonLines
 from .status import Status, StatusFile
+from .usage import UsageFile, lines, total
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,6 +67,7 @@ class RunLogger:
         self.folder = Path(str(settings.run_dir))
         position, resume_step = checkpointing.position, checkpointing.resumed_from or 0
         self.status = StatusFile(*best, resume_step, position.best_score, position.best_step)
+        checkpointing.meter.gather(world)
         world.on_main(lambda: self._open(settings, world, trackers, resume_step))
 
     def _open(
@@ -85,6 +89,8 @@ class RunLogger:
             self.log = log_to_file(self.folder / "log.txt")
             run = describe_run(settings, facts, resume_step)
             self.trackers = trackers(run, self.lines.earlier)
+            self.usage = UsageFile(self.folder, settings.workers)
+            self.checkpointing.meter.machine.after = self.write_usage
         except OSError as error:
             raise UsageError(
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
@@ -195,10 +201,25 @@ class RunLogger:
             self.trackers.call("flush")
             self.lines.sync()
 
+    def write_usage(self, at_once: bool = False) -> None:
+        """Write what this attempt has used, unless that was written some seconds ago."""
+        meter = self.checkpointing.meter
+        self.usage.note(meter.ranks, meter.rates())
+        self.usage.write(CLOCK.read(), at_once)
+
+    def log_usage(self) -> dict[str, Any]:
+        """Log what the run has cost; return it. Only rank 0 calls this."""
+        self.write_usage(at_once=True)
+        usage = total(self.folder) or self.usage.usage  # the disk is full
+        for line in lines(usage):
+            log.info("%s", line)
+        return dataclasses.asdict(usage)
+
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json and log it."""
         if not self.active:
             return
+        values = {**values, "usage": self.log_usage()}
         path = self.folder / "summary.json"
         try:
             self._write(path.name, json.dumps(values, indent=2))
@@ -235,6 +256,7 @@ class RunLogger:
         if missed_by := self.trackers.finish(status, state.error):
             state.missed_by = missed_by
             state.write(self.folder)
+        self.write_usage(at_once=True)
         with suppress(OSError):  # the disk is full
             self.lines.file.close()
         logging.getLogger().removeHandler(self.log)

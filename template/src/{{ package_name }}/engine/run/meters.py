@@ -5,22 +5,18 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from ..filesystem import open_regular, read_lines, write_atomically
 from ..ranks.world import World
+from .machine import GIB, PROCESS, Machine
 from .record import LOSS, RECORDER, record
 from .slow_ranks import SlowRanks
 
 log = logging.getLogger(__name__)
-
-GIB = 2**30
-PROCESS = psutil.Process()
 
 
 class Meter:
@@ -34,12 +30,14 @@ class Meter:
         trained_seconds: time of the steps of all attempts, without validations and the saves at
             the end of epochs.
         slow: the ranks that compute more slowly than the others.
+        machine: what this rank uses. ranks: what each rank had used at the last checkpoint.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
         self.device, self.rate = device, f"train/{unit}_per_second"
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
-        self.slow = SlowRanks()
+        self.slow, self.machine = SlowRanks(), Machine(device)
+        self.ranks: list[dict[str, Any]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -71,12 +69,16 @@ class Meter:
         record("system/memory_gib", PROCESS.memory_info().rss / GIB, "max")
         # Percent of one core, since the last call: four busy threads are 400.
         record("system/cpu_percent", PROCESS.cpu_percent())
-        if self.device.type == "cuda":
-            memory = torch.cuda.max_memory_reserved(self.device)
+        if self.machine.gpu:
+            memory = self.machine.gpu.max_memory_reserved(self.device)
             record("system/gpu_memory_gib", memory / GIB, "max")
-            # Needs the package nvidia-ml-py, and a driver that supports it.
-            with suppress(ImportError, RuntimeError, AttributeError):
-                record("system/gpu_percent", float(torch.cuda.utilization(self.device)))
+        if (percent := self.machine.gpu_percent()) is not None:
+            record("system/gpu_percent", percent)
+
+    def gather(self, world: World) -> None:
+        """Learn what each rank has used until now; every rank calls this."""
+        self.machine.sample()
+        self.ranks = world.gather(self.machine.describe())
 
     def rates(self) -> dict[str, float]:
         """Return the samples, and their weight, per second of training in all attempts."""
@@ -88,8 +90,10 @@ class Meter:
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what a resumed run must know; every rank calls this."""
+        state = world.gather((RECORDER.state_dict(), self.machine.describe()))
+        recorded, self.ranks = map(list, zip(*state, strict=True))
         trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
-        return {"recorded": RECORDER.state_dict(world), "trained": trained}
+        return {"recorded": recorded, "trained": trained}
 
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
         """Continue from the `state_dict` of an interrupted run."""

@@ -106,14 +106,12 @@ class Recorder:
         finally:
             self.values, self.split = before
 
-    def state_dict(self, world: World) -> list[Values]:
-        """Return what each rank has, in the order of ranks; every rank calls this."""
-        return world.gather(
-            {name: (how, float(v), weight) for name, (how, v, weight) in self.values.items()}
-        )
+    def state_dict(self) -> Values:
+        """Return what this rank has."""
+        return {name: (how, float(v), weight) for name, (how, v, weight) in self.values.items()}
 
     def load_state_dict(self, state: Sequence[Values], world: World) -> None:
-        """Continue from the `state_dict` of an interrupted run.
+        """Continue from the `state_dict` of each rank of an interrupted run.
 
         Each rank takes what it had, so that the sums are the same to the last digit. On another
         number of ranks, rank 0 takes what all had.
@@ -136,7 +134,7 @@ class Recorder:
         Raises:
             UsageError: two ranks recorded a name in two ways.
         """
-        state, self.values = self.state_dict(world), {}
+        state, self.values = world.gather(self.state_dict()), {}
         self.of_ranks = state
         return {
             name: value / weight if how == "mean" else value

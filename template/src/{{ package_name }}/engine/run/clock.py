@@ -1,0 +1,48 @@
+"""What the wall time of this process goes to: at any time, to one part of the training."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+Part = Literal["starting", "meeting", "steps", "data", "validation", "checkpoints", "ending"]
+"""`data`: the process waits for the next batches."""
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+class Clock:
+    """Adds up the seconds of each part.
+
+    Attributes:
+        part: what goes on now, since the time `since` of `time.perf_counter`.
+        seconds: by part, without what goes on now.
+    """
+
+    def __init__(self) -> None:
+        self.part: Part = "starting"
+        self.since = time.perf_counter()
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+
+    def switch(self, part: Part) -> Part:
+        """Begin a part; return the one that ends."""
+        before, now = self.part, time.perf_counter()
+        self.seconds[before] += now - self.since
+        self.part, self.since = part, now
+        return before
+
+    @contextmanager
+    def during(self, part: Part) -> Iterator[None]:
+        """Count the time inside the context as this part."""
+        before = self.switch(part)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds of each part until now; any thread may call this."""
+        now = time.perf_counter() - self.since
+        return {name: each + now * (name == self.part) for name, each in self.seconds.items()}
+
+
+CLOCK = Clock()

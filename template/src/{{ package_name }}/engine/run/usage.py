@@ -1,0 +1,241 @@
+"""What a run costs: time, hours of GPUs and CPUs, and memory, over all of its attempts.
+
+Rank 0 of each attempt keeps `attempts/N-usage.json` up to date, so that one that is killed counts,
+too. This module needs no torch.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from statistics import fmean
+from typing import Any, get_type_hints
+
+import psutil
+
+from ..errors import printable
+from ..filesystem import read_object, write_atomically
+from .clock import PARTS
+from .run_lock import newest
+
+WRITE_INTERVAL = 15  # seconds
+LEAST = 60.0  # seconds of training that advice needs
+NAMES = {"data": "waiting for data"}  # of parts, in the log
+# The values of a rank: sums over attempts, maxima over attempts, and what it may use.
+ADDED = ("seconds", "cpu_seconds", "data_seconds", "gpu_seconds", "gpu_joules")
+LARGEST = ("gib", "node_gib", "gpu_gib")
+OFFERED = ("cpus", "node_limit_gib", "gpus", "gpu_limit_gib")
+Ranks = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Usage:
+    """What an attempt used, or all attempts of a run together.
+
+    Args:
+        began, until: in seconds since 1970. An attempt in a batch script counts from the start of
+            its job, or from the end of the attempt before it.
+        wall_seconds, cpu_hours, gpu_hours: the time, and its product with what Slurm gave the job.
+        gpu_kwh: energy of the GPUs, as far as it is known.
+        seconds: wall time of rank 0 by part (clock.py).
+        nodes, cpus, gpus: what Slurm gave the job, on all nodes.
+        ranks: what each rank used (`describe` in machine.py).
+        rates: what the run trains a second, such as {"samples_per_second": 1234.5}.
+    """
+
+    began: float | int
+    until: float | int = 0
+    attempts: int = 1
+    wall_seconds: float | int = 0
+    cpu_hours: float | int = 0
+    gpu_hours: float | int = 0
+    gpu_kwh: float | int = 0
+    seconds: dict = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    nodes: int = 1
+    cpus: int = 1
+    gpus: int = 0
+    workers: int | str = 0
+    ranks: list = field(default_factory=list)
+    rates: dict = field(default_factory=dict)
+
+
+class UsageFile:
+    """The usage of this attempt, which rank 0 writes to `attempts/` of its run folder."""
+
+    def __init__(self, run_dir: Path, workers: int | str) -> None:
+        folder = run_dir / "attempts"
+        self.path, self.written = folder / f"{newest(folder)}-usage.json", 0.0
+        own, before = psutil.Process().create_time(), total(run_dir)
+        # What the batch script took before it started the ranks is paid, too: but by no trial.
+        paid = "PAID_SINCE" in os.environ and "SWEEP_TRIAL" not in os.environ
+        since = min(float(os.environ["PAID_SINCE"]), own) if paid else own
+        self.usage = Usage(max(since, before.until if before else 0), workers=workers)
+
+    def note(self, ranks: Ranks, rates: Mapping[str, float]) -> None:
+        """Take what the ranks have used until now, and what the run trains a second."""
+        usage, hosts = self.usage, [each["host"] for each in ranks if each["gpu"]]
+        gpus = {each["host"]: max(each["gpus"], hosts.count(each["host"])) for each in ranks}
+        # Such as 4(x2),8: cores of the job's nodes.
+        given = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        asked = sum(each["cpus"] for each in ranks)
+        usage.cpus = sum(int(cpus) * int(times or 1) for cpus, times in given) or asked
+        usage.nodes, usage.gpus = len(gpus), sum(gpus.values())
+        usage.ranks, usage.rates = list(map(dict, ranks)), dict(rates)
+        usage.gpu_kwh = sum(each["gpu_joules"] for each in ranks) / 3.6e6
+
+    def write(self, seconds: Mapping[str, float], at_once: bool = False) -> None:
+        """Write the file, unless it was written some seconds ago; a full disk is no error.
+
+        Args:
+            seconds: by part, since the clock of this process began.
+        """
+        usage, now = self.usage, time.time()
+        if now - self.written < WRITE_INTERVAL and not at_once:
+            return
+        self.written = usage.until = now
+        usage.wall_seconds = wall = now - usage.began
+        usage.cpu_hours, usage.gpu_hours = (n * wall / 3600 for n in (usage.cpus, usage.gpus))
+        before = wall - sum(seconds.values())  # of the batch script, and of Python's own start
+        usage.seconds = {**seconds, "starting": seconds["starting"] + before}
+        with suppress(OSError):
+            write_atomically(self.path, json.dumps(asdict(usage), indent=2) + "\n")
+
+
+def total(run_dir: Path) -> Usage | None:
+    """Return the usage of all attempts of a run, None if none is known.
+
+    Of what the job had, such as `nodes`, the values are those of the newest attempt. Files that
+    are damaged do not count.
+    """
+    attempts = list(read(run_dir))
+    if not attempts:
+        return None
+    result = Usage(**vars(attempts[-1]))
+    result.began, result.attempts = attempts[0].began, len(attempts)
+    for name in ("wall_seconds", "cpu_hours", "gpu_hours", "gpu_kwh"):
+        setattr(result, name, sum(getattr(each, name) for each in attempts))
+    result.seconds = {part: sum(each.seconds[part] for each in attempts) for part in PARTS}
+    result.ranks = [
+        _merged([each.ranks[rank] for each in attempts if rank < len(each.ranks)])
+        for rank in range(max(len(each.ranks) for each in attempts))
+    ]
+    return result
+
+
+def read(run_dir: Path) -> Iterator[Usage]:
+    """Yield the usage of each attempt of a run, the first one first."""
+    folder = run_dir / "attempts"
+    for number in range(1, newest(folder) + 1):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            values = read_object(folder / f"{number}-usage.json", get_type_hints(Usage))
+            usage = Usage(**values)
+            usage.seconds = {part: float(usage.seconds[part]) for part in PARTS}
+            usage.rates = {printable(n): float(rate) for n, rate in usage.rates.items()}
+            usage.ranks = [
+                {name: float(each[name]) for name in (*ADDED, *LARGEST, *OFFERED)}
+                | {name: printable(str(each[name])) for name in ("host", "gpu")}
+                for each in usage.ranks
+                if each["seconds"] > 0
+            ]
+            yield usage
+
+
+def _merged(attempts: Ranks) -> dict[str, Any]:
+    """Return what a rank used in several attempts."""
+    added = {name: sum(each[name] for each in attempts) for name in ADDED}
+    return {**attempts[-1], **added, **{n: max(each[n] for each in attempts) for n in LARGEST}}
+
+
+def lines(usage: Usage) -> list[str]:
+    """Return what a run cost and where its time went, in a line each, and perhaps advice."""
+    ranks, wall = usage.ranks, timedelta(seconds=round(usage.wall_seconds))
+    attempts = "1 attempt" if usage.attempts == 1 else f"{usage.attempts} attempts"
+    cost = [f"{usage.gpu_hours:.3g} GPU-hours ({usage.gpus} GPUs)"] if usage.gpus else []
+    cost += [f"{usage.cpu_hours:.3g} CPU-hours ({usage.cpus} cores)"]
+    cost += [f"{usage.gpu_kwh:.3g} kWh by the GPUs"] if usage.gpu_kwh else []
+    parts = _parts(usage)
+    shares = [f"{each / sum(parts.values()):.0%} {name}" for name, each in parts.items()]
+    speed = [f"{rate:,.0f} {name.replace('_per_', ' a ')}" for name, rate in usage.rates.items()]
+    return [
+        f"cost: {wall} in {attempts}, {', '.join(cost)}",
+        f"time: {', '.join(each for each in shares if not each.startswith('0% '))}",
+        *([f"speed: {', '.join(speed)}, without validations and checkpoints"] if speed else []),
+        *_machines(ranks),
+        *([f"advice: {advice}"] if (advice := _advice(usage, parts)) else []),
+    ]
+
+
+def _parts(usage: Usage) -> dict[str, float]:
+    """Return the seconds of each part by its name in the log.
+
+    All ranks wait for the one that waits longest for its data, in the steps.
+    """
+    seconds = dict(usage.seconds)
+    training = seconds["steps"] + seconds["data"]
+    data = max(seconds["data"], *(each["data_seconds"] for each in usage.ranks), 0.0)
+    seconds["data"] = min(data, training)
+    seconds["steps"] = training - seconds["data"]
+    return {NAMES.get(part, part): max(each, 0.0) for part, each in seconds.items()}
+
+
+def _machines(ranks: Ranks) -> Iterator[str]:
+    """Yield what the GPUs and the CPUs did, and the memory that they needed."""
+    if not ranks:
+        return
+    if any(each["gpu"] for each in ranks):
+        rank, most = _largest(ranks, "gpu_gib")
+        busy = _spread([each["gpu_seconds"] / each["seconds"] for each in ranks], "{:.0%}")
+        known = f"busy {busy} of the time, " if any(each["gpu_seconds"] for each in ranks) else ""
+        limit = most["gpu_limit_gib"]
+        yield f"GPUs: {known}at most {most['gpu_gib']:.1f} of {limit:.1f} GiB on rank {rank}"
+    cores = _spread([each["cpu_seconds"] / each["seconds"] for each in ranks], "{:.1f}")
+    rank, most = _largest(ranks, "node_gib" if ranks[0]["node_gib"] else "gib")
+    memory = f"{most['gib']:.1f} GiB on rank {rank}"
+    if most["node_gib"]:
+        memory = f"{most['node_gib']:.1f} of {most['node_limit_gib']:.1f} GiB on {most['host']}"
+    yield f"CPUs: {cores} of the {ranks[0]['cpus']:.0f} core(s) of a rank, at most {memory}"
+
+
+def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
+    """Return what to change, if that is plain after a minute of training."""
+    training, ranks = parts["steps"] + parts[NAMES["data"]], usage.ranks
+    if training < LEAST or not ranks:
+        return ""
+    rank, slowest = _largest(ranks, "data_seconds")
+    _, full = _largest(ranks, "gpu_gib")
+    busy = sum(each["gpu_seconds"] / each["seconds"] for each in ranks) / len(ranks)
+    cores, cpus = max(each["cpu_seconds"] / each["seconds"] for each in ranks), ranks[0]["cpus"]
+    _, node = _largest(ranks, "node_gib")
+    if (share := slowest["data_seconds"] / training) > 0.15:
+        enough = usage.workers == "auto" or int(usage.workers) >= cpus - 1
+        more = "more cores for each rank" if enough else "--workers auto"
+        return f"rank {rank} waited {share:.0%} of the training for data: {more}"
+    if 0 < busy < 0.5:
+        return f"the GPUs computed {busy:.0%} of the time: a larger --batch-size uses them better"
+    if 0 < full["gpu_gib"] < 0.5 * full["gpu_limit_gib"]:
+        used, limit = full["gpu_gib"], full["gpu_limit_gib"]
+        return f"{used:.1f} of {limit:.1f} GiB of a GPU used: a larger --batch-size fits"
+    if cores < 0.5 * cpus:
+        return f"{cores:.1f} of {cpus:.0f} cores of a rank used: ask for fewer"
+    if 0 < node["node_gib"] < 0.25 * node["node_limit_gib"]:
+        used, limit = node["node_gib"], node["node_limit_gib"]
+        return f"{used:.1f} of {limit:.1f} GiB of a node used: ask for less memory"
+    return ""
+
+
+def _largest(ranks: Ranks, name: str) -> tuple[int, Mapping[str, Any]]:
+    return max(enumerate(ranks), key=lambda each: each[1][name])
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """Return the mean over ranks, with the smallest and the largest if they differ."""
+    low, mean, high = (
+        form.format(n) for n in (min(values), sum(values) / len(values), max(values))
+    )
+    ranks = values.index(min(values)), values.index(max(values))
+    return mean if low == high else f"{mean} ({low} on rank {ranks[0]}, {high} on rank {ranks[1]})"
