@@ -309,6 +309,8 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
     names = {"torch", "annotated-types", "matplotlib", "numpy", "psutil", "pydantic"}
     names |= {"python-dotenv", "pyyaml", "tqdm", "tyro"}
     names |= {"pillow", "pyarrow"} if a["example"] == "images" else set()
+    if a["launch_modes"] != ["cpu"]:
+        names |= {{"nvidia": "nvidia-ml-py", "intel": "pyzes"}.get(a["accelerator"], "torch")}
     names |= set(a["trackers"])
     if "aim" in a["trackers"]:
         names |= {"setuptools"}

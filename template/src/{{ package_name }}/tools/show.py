@@ -20,6 +20,7 @@ import tyro
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, printable
 from ..engine.filesystem import disk_usage, read_bytes
+from ..engine.run import usage
 from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
 from . import program
@@ -27,6 +28,7 @@ from .runs import MARKS, aligned, commit_of, duration, local_time, read, read_se
 
 WIDTH = 106  # of the second column
 MOST_ATTEMPTS = 5
+APART = ("hostnames", "usage")  # of summary.json; they have lines of their own
 MOST_LINES = 2000  # of uncommitted changes that are compared
 
 
@@ -64,7 +66,8 @@ def _screen(folder: Path) -> list[str]:
     best = f"{state.get('best_metric')} {_text(score)} at step {state.get('best_step')}"
     defaults = Settings().as_dict() | {"run_dir": given.get("run_dir")}
     made, results = _described(folder), read(folder / "summary.json")
-    results.pop("hostnames", None)
+    for name in APART:
+        results.pop(name, None)
     sections = {
         "run": [str(folder.resolve())],
         "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
@@ -72,6 +75,7 @@ def _screen(folder: Path) -> list[str]:
         "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
         "best": ["none" if score is None else best],
         "results": [_joined(results)],
+        "usage": usage.lines(cost) if (cost := usage.total(folder)) else [],
         "attempts": list(_attempts(folder / "attempts")),
         "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n, v)})],
         "commit": [made["commit"].replace("+", " with uncommitted changes")],
@@ -134,7 +138,7 @@ def _described(folder: Path) -> dict[str, Any]:
     settings = {n: v for n, v in read_settings(folder).items() if n != "run_dir"}
     return {
         **{f"setting {name}": value for name, value in settings.items()},
-        **{f"summary {name}": summary[name] for name in summary if name != "hostnames"},
+        **{f"summary {name}": summary[name] for name in summary if name not in APART},
         **{f"package {name}": version for name, version in facts.get("packages", {}).items()},
         "commit": commit_of(facts),
         "diff": facts.get("git", {}).get("diff") or "",

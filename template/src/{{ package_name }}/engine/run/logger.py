@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpointing
 from ..config import Settings
+from ..data.workers import loading_workers
 from ..errors import LostRankError, UsageError, without_secrets
 from ..filesystem import sync_names, write_atomically
 from ..ranks.dtensor import full_tensor
@@ -89,7 +90,8 @@ class RunLogger:
             self.log = log_to_file(self.folder / "log.txt")
             run = describe_run(settings, facts, resume_step)
             self.trackers = trackers(run, self.lines.earlier)
-            self.usage = UsageFile(self.folder, settings.workers)
+            workers = loading_workers(settings.workers)["num_workers"]
+            self.usage = UsageFile(self.folder, workers)
             self.checkpointing.meter.machine.after = self.write_usage
         except OSError as error:
             raise UsageError(

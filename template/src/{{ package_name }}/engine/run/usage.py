@@ -43,7 +43,7 @@ class Usage:
         wall_seconds, cpu_hours, gpu_hours: the time, and its product with what Slurm gave the job.
         gpu_kwh: energy of the GPUs, as far as it is known.
         seconds: wall time of rank 0 by part (clock.py).
-        nodes, cpus, gpus: what Slurm gave the job, on all nodes.
+        nodes, cpus, gpus: what Slurm gave the job, on all nodes. workers: of each rank.
         ranks: what each rank used (`describe` in machine.py).
         rates: what the run trains a second, such as {"samples_per_second": 1234.5}.
     """
@@ -59,7 +59,8 @@ class Usage:
     nodes: int = 1
     cpus: int = 1
     gpus: int = 0
-    workers: int | str = 0
+    job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
+    workers: int = 0
     ranks: list = field(default_factory=list)
     rates: dict = field(default_factory=dict)
 
@@ -67,7 +68,7 @@ class Usage:
 class UsageFile:
     """The usage of this attempt, which rank 0 writes to `attempts/` of its run folder."""
 
-    def __init__(self, run_dir: Path, workers: int | str) -> None:
+    def __init__(self, run_dir: Path, workers: int) -> None:
         folder = run_dir / "attempts"
         self.path, self.written = folder / f"{newest(folder)}-usage.json", 0.0
         own, before = psutil.Process().create_time(), total(run_dir)
@@ -185,20 +186,21 @@ def _parts(usage: Usage) -> dict[str, float]:
 
 def _machines(ranks: Ranks) -> Iterator[str]:
     """Yield what the GPUs and the CPUs did, and the memory that they needed."""
-    if not ranks:
-        return
     if any(each["gpu"] for each in ranks):
         rank, most = _largest(ranks, "gpu_gib")
         busy = _spread([each["gpu_seconds"] / each["seconds"] for each in ranks], "{:.0%}")
         known = f"busy {busy} of the time, " if any(each["gpu_seconds"] for each in ranks) else ""
         limit = most["gpu_limit_gib"]
         yield f"GPUs: {known}at most {most['gpu_gib']:.1f} of {limit:.1f} GiB on rank {rank}"
-    cores = _spread([each["cpu_seconds"] / each["seconds"] for each in ranks], "{:.1f}")
-    rank, most = _largest(ranks, "node_gib" if ranks[0]["node_gib"] else "gib")
-    memory = f"{most['gib']:.1f} GiB on rank {rank}"
-    if most["node_gib"]:
-        memory = f"{most['node_gib']:.1f} of {most['node_limit_gib']:.1f} GiB on {most['host']}"
-    yield f"CPUs: {cores} of the {ranks[0]['cpus']:.0f} core(s) of a rank, at most {memory}"
+    if ranks:
+        cores = _spread([each["cpu_seconds"] / each["seconds"] for each in ranks], "{:.1f}")
+        rank, most = _largest(ranks, "gib")
+        memory = f"{most['gib']:.1f} GiB on rank {rank}"
+        _, node = _largest(ranks, "node_gib")
+        if node["node_gib"]:
+            limit = node["node_limit_gib"]
+            memory = f"{node['node_gib']:.1f} of {limit:.1f} GiB on {node['host']}"
+        yield f"CPUs: {cores} of the {ranks[0]['cpus']:.0f} core(s) of a rank, at most {memory}"
 
 
 def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
@@ -206,26 +208,24 @@ def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
     training, ranks = parts["steps"] + parts[NAMES["data"]], usage.ranks
     if training < LEAST or not ranks:
         return ""
-    rank, slowest = _largest(ranks, "data_seconds")
-    _, full = _largest(ranks, "gpu_gib")
-    busy = sum(each["gpu_seconds"] / each["seconds"] for each in ranks) / len(ranks)
-    cores, cpus = max(each["cpu_seconds"] / each["seconds"] for each in ranks), ranks[0]["cpus"]
-    _, node = _largest(ranks, "node_gib")
-    if (share := slowest["data_seconds"] / training) > 0.15:
-        enough = usage.workers == "auto" or int(usage.workers) >= cpus - 1
-        more = "more cores for each rank" if enough else "--workers auto"
-        return f"rank {rank} waited {share:.0%} of the training for data: {more}"
-    if 0 < busy < 0.5:
-        return f"the GPUs computed {busy:.0%} of the time: a larger --batch-size uses them better"
-    if 0 < full["gpu_gib"] < 0.5 * full["gpu_limit_gib"]:
-        used, limit = full["gpu_gib"], full["gpu_limit_gib"]
-        return f"{used:.1f} of {limit:.1f} GiB of a GPU used: a larger --batch-size fits"
-    if cores < 0.5 * cpus:
-        return f"{cores:.1f} of {cpus:.0f} cores of a rank used: ask for fewer"
-    if 0 < node["node_gib"] < 0.25 * node["node_limit_gib"]:
-        used, limit = node["node_gib"], node["node_limit_gib"]
-        return f"{used:.1f} of {limit:.1f} GiB of a node used: ask for less memory"
-    return ""
+    (rank, slowest), (_, full) = _largest(ranks, "data_seconds"), _largest(ranks, "gpu_gib")
+    waited, cpus = slowest["data_seconds"] / training, ranks[0]["cpus"]
+    more = "--workers auto" if usage.workers < cpus - 1 else "more cores for each rank"
+    busy = fmean(each["gpu_seconds"] / each["seconds"] for each in ranks)
+    cores = max(each["cpu_seconds"] / each["seconds"] for each in ranks)
+    gpu, gpu_limit = full["gpu_gib"], full["gpu_limit_gib"]
+    node, limit = (max(each[name] for each in ranks) for name in ("node_gib", "node_limit_gib"))
+    larger = "a larger --batch-size"
+    known = {
+        f"rank {rank} waited {waited:.0%} of the training for data: {more}": waited > 0.15,
+        f"the GPUs computed {busy:.0%} of the time: {larger} uses them better": 0 < busy < 0.5,
+        f"{gpu:.1f} of {gpu_limit:.1f} GiB of a GPU used: {larger} fits": 0 < gpu < gpu_limit / 2,
+        f"{cores:.1f} of {cpus:.0f} cores of a rank used: ask for fewer": usage.job
+        and cores < cpus / 2,
+        f"{node:.1f} of {limit:.1f} GiB of a node used: ask for less memory": usage.job
+        and 0 < node < limit / 4,
+    }
+    return next((advice for advice, holds in known.items() if holds), "")
 
 
 def _largest(ranks: Ranks, name: str) -> tuple[int, Mapping[str, Any]]:
@@ -234,8 +234,6 @@ def _largest(ranks: Ranks, name: str) -> tuple[int, Mapping[str, Any]]:
 
 def _spread(values: Sequence[float], form: str) -> str:
     """Return the mean over ranks, with the smallest and the largest if they differ."""
-    low, mean, high = (
-        form.format(n) for n in (min(values), sum(values) / len(values), max(values))
-    )
+    low, mean, high = (form.format(of(values)) for of in (min, fmean, max))
     ranks = values.index(min(values)), values.index(max(values))
     return mean if low == high else f"{mean} ({low} on rank {ranks[0]}, {high} on rank {ranks[1]})"
