@@ -110,7 +110,7 @@ def test_numbers_of_any_type_add_up_exactly(
         for _ in range(steps):
             recorder.record("mine", value, how, weight=64)
         if states:
-            state = recorder.state_dict(alone) * states
+            state = [recorder.state_dict()] * states
             recorder = type(recorder)()
             recorder.load_state_dict(state, alone)
     read = recorder.read(alone)

@@ -160,7 +160,8 @@ def lines(usage: Usage) -> list[str]:
     cost += [f"{usage.cpu_hours:.3g} CPU-hours ({usage.cpus} cores)"]
     cost += [f"{usage.gpu_kwh:.3g} kWh by the GPUs"] if usage.gpu_kwh else []
     parts = _parts(usage)
-    shares = [f"{each / sum(parts.values()):.0%} {name}" for name, each in parts.items()]
+    whole = max(sum(parts.values()), 1e-9)
+    shares = [f"{each / whole:.0%} {name}" for name, each in parts.items()]
     speed = [f"{rate:,.0f} {name.replace('_per_', ' a ')}" for name, rate in usage.rates.items()]
     return [
         f"cost: {wall} in {attempts}, {', '.join(cost)}",

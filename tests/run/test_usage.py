@@ -1,0 +1,296 @@
+"""What a run costs, and where its time went, beside what is known from elsewhere."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from .conftest import PACED, Launch, edited, srun
+
+GIB = 2**30
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def usage(project: Path) -> ModuleType:
+    """The module."""
+    from demo.engine.run import usage
+
+    return usage
+
+
+@pytest.fixture
+def cgroups() -> Iterator[list[Path]]:
+    """Folders of a cgroup with a limit of 3 GiB, which processes can be moved to."""
+    first = (CGROUPS / "memory").is_dir()  # the first version of cgroups
+    roots = [CGROUPS / "memory", CGROUPS / "cpuacct"] if first else [CGROUPS]
+    folders = [root / f"test-usage-{os.getpid()}" for root in roots]
+    try:
+        for folder in folders:
+            folder.mkdir()
+        limit = "memory.limit_in_bytes" if first else "memory.max"
+        (folders[0] / limit).write_text(str(3 * GIB))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield folders
+    for folder in folders:
+        while (folder / "cgroup.procs").read_text():  # Python's helpers end after their processes
+            time.sleep(0.05)
+        folder.rmdir()
+
+
+def attempts(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what the attempts of a run have written of themselves."""
+    paths = sorted((run_dir / "attempts").glob("*-usage.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def test_the_parts_are_the_whole(launch: Launch) -> None:
+    job = launch(2, "--checkpoint-every=10", "--validate-every=10")
+    (attempt,) = attempts(job.run_dir)
+    seconds = attempt["seconds"]
+    assert sum(seconds.values()) == pytest.approx(attempt["wall_seconds"])
+    assert attempt["wall_seconds"] == pytest.approx(attempt["until"] - attempt["began"])
+    assert min(seconds.values()) > 0
+    started = json.loads((job.run_dir / "attempts/1.json").read_text())["began"]
+    assert attempt["began"] < started < attempt["until"] <= time.time()
+    # The meter's seconds lack what comes after the last step of an epoch.
+    trained = job.summary["trained_seconds"]
+    assert seconds["steps"] + seconds["data"] == pytest.approx(trained, rel=0.3)
+    found = job.summary["usage"]
+    assert found["attempts"] == 1 and found["wall_seconds"] <= attempt["wall_seconds"]
+    assert found["cpu_hours"] == pytest.approx(found["wall_seconds"] * 2 / 3600)
+    assert found["gpu_hours"] == 0
+    said = [line.partition("] ")[2].partition(":")[0] for line in job.log.splitlines()]
+    assert [each for each in said if each in ("cost", "time", "speed", "CPUs", "test")] == [
+        *("cost", "time", "speed", "CPUs", "test")
+    ]
+
+
+def test_the_wait_for_data_is_that_of_the_slowest_rank(project: Path, tmp_path: Path) -> None:
+    slow = edited(
+        project,
+        tmp_path,
+        "engine/data/steps.py",
+        "loaded = list(islice(",
+        "time.sleep(0.05 * int(__import__('os').environ['SLURM_PROCID']))\n"
+        "                loaded = list(islice(",
+    )
+    module = slow / "src/demo/engine/run/usage.py"
+    module.write_text(module.read_text().replace("LEAST = 60.0", "LEAST = 1.0"))
+    job = srun(slow, tmp_path / "run", 2, "--max-steps=40").wait()
+    found = job.summary["usage"]
+    first, second = (each["data_seconds"] for each in found["ranks"])
+    assert second >= 40 * 0.05
+    assert first < second / 2
+    training = found["seconds"]["steps"] + found["seconds"]["data"]
+    share = f"{second / training:.0%}"
+    assert f"advice: rank 1 waited {share} of the training for data: more cores" in job.log
+    assert f"{second / found['wall_seconds']:.0%} waiting for data" in job.log
+
+
+def test_memory_and_cores_are_those_of_the_kernel(
+    project: Path, tmp_path: Path, cgroups: list[Path]
+) -> None:
+    """What a rank takes for a moment between two log lines is seen, and a loading worker's work."""
+    copy = edited(
+        project,
+        tmp_path,
+        "model.py",
+        "    def measure(",
+        "    def on_step(self, training):\n"
+        "        if training.position.step == 3 and training.world.rank == 1:\n"
+        "            torch.ones(2**27)\n\n"
+        "    def measure(",
+    )
+    job = srun(copy, tmp_path / "run", 2, "--workers=1")
+    for process in job.processes:
+        for folder in cgroups:
+            (folder / "cgroup.procs").write_text(str(process.pid))
+    job.wait()
+    found = job.summary["usage"]
+    first, second = found["ranks"]
+    assert second["gib"] - first["gib"] == pytest.approx(0.5, abs=0.1)
+    assert {each["node_limit_gib"] for each in found["ranks"]} == {3}
+    peak = next(filter(Path.exists, (cgroups[0] / name for name in PEAK)))
+    assert 0.5 < first["node_gib"] <= int(peak.read_text()) / GIB
+    assert f"{first['node_gib']:.1f} of 3.0 GiB on" in job.log
+    used = sum(each["cpu_seconds"] for each in found["ranks"])
+    assert used == pytest.approx(cpu_seconds(cgroups[-1]), rel=0.15)
+
+
+PEAK = ("memory.max_usage_in_bytes", "memory.peak")
+
+
+def cpu_seconds(folder: Path) -> float:
+    """Return what the processes of a cgroup have used of all cores."""
+    if (folder / "cpuacct.usage").exists():
+        return int((folder / "cpuacct.usage").read_text()) / 1e9
+    return int((folder / "cpu.stat").read_text().split()[1]) / 1e6
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_innermost_limit_counts(usage: ModuleType, tmp_path: Path, version: int) -> None:
+    """As Slurm makes groups: a step below a job, of which the job alone has a limit."""
+    from demo.engine.run.machine import cgroup_memory
+
+    names = ("memory.max", "memory.current", "inactive_file")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    root = tmp_path / "memory" if version == 1 else tmp_path
+    none = str(2**63 - 4096) if version == 1 else "max"
+    groups = tmp_path / "groups"
+    line = "4:memory:/slurm/job_7/step_0\n0::/" if version == 1 else "0::/slurm/job_7/step_0"
+    groups.write_text(f"9:name=systemd:/\n{line}\n")
+    assert cgroup_memory(groups, tmp_path) is None
+    for folder, limit in (("slurm", GIB // 4), ("slurm/job_7", GIB), ("slurm/job_7/step_0", none)):
+        (root / folder).mkdir(parents=True)
+        values = (limit, GIB // 2, f"anon 1\n{names[2]} {GIB // 8}\nother 3")
+        for name, value in zip((*names[:2], "memory.stat"), values, strict=True):
+            (root / folder / name).write_text(f"{value}\n")
+    assert cgroup_memory(groups, tmp_path) == (0.375, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_attempts_count(project: Path, tmp_path: Path, ranks: int) -> None:
+    """Stopped, killed, and at the end on another number of ranks."""
+    folder, flags = tmp_path / "run", ("--checkpoint-every=5", "--log-every=1", "--max-steps=400")
+    began = time.time()
+    stopped = srun(project, folder, 2, *flags, **PACED)
+    stopped.wait_for_step(6)
+    for rank in stopped.processes:
+        rank.send_signal(signal.SIGTERM)
+    assert stopped.wait().codes == [75, 75]
+    assert "in 1 attempt" in stopped.log
+    killed = srun(project, folder, 2, *flags, **PACED)
+    killed.wait_for_step(12)
+    time.sleep(1.5)  # the first sample comes after a second
+    killed.kill()
+    last = srun(project, folder, ranks, *flags[:2], "--max-steps=20").wait()
+    each, found = attempts(folder), last.summary["usage"]
+    assert [one["attempts"] for one in each] == [1, 1, 1]
+    assert found["attempts"] == 3 and "in 3 attempts" in last.log
+    # The last one goes on while its ranks leave.
+    for name in ("wall_seconds", "cpu_hours"):
+        parts = [one[name] for one in each]
+        assert sum(parts[:2]) < found[name] <= sum(parts), name
+    assert each[1]["wall_seconds"] > 1
+    assert found["wall_seconds"] < time.time() - began
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])
+    of_rank_1 = [one["ranks"][1]["cpu_seconds"] for one in each if len(one["ranks"]) > 1]
+    assert found["ranks"][1]["cpu_seconds"] == pytest.approx(sum(of_rank_1), rel=0.2)
+    assert len(found["ranks"]) == 2
+
+
+def test_a_job_is_paid_from_its_start(
+    usage: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each second once: what comes before the ranks, and between two attempts of a job."""
+    (tmp_path / "attempts").mkdir()
+    now = time.time()
+    monkeypatch.setenv("PAID_SINCE", str(now - 1000))
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x2),8")
+    for number in (1, 2):
+        (tmp_path / f"attempts/{number}.json").touch()
+        file = usage.UsageFile(tmp_path, workers=0)
+        file.note([RANK, {**RANK, "host": "n2", "gpus": 2}], {})
+        file.write({part: 1.0 for part in usage.PARTS}, at_once=True)
+    first, second = usage.read(tmp_path)
+    assert (first.nodes, first.cpus, first.gpus) == (2, 16, 6)
+    assert first.wall_seconds == pytest.approx(1000, abs=1)
+    assert second.wall_seconds == pytest.approx(0, abs=1)
+    both = usage.total(tmp_path)
+    assert both.gpu_hours == pytest.approx(6 * 1000 / 3600, rel=0.01)
+    assert both.cpu_hours == pytest.approx(16 * 1000 / 3600, rel=0.01)
+    # What a trial of a sweep costs begins with its own process.
+    monkeypatch.setenv("SWEEP_TRIAL", "1")
+    assert usage.UsageFile(tmp_path / "trial", workers=0).usage.began > now - 1000 + 10
+
+
+RANK = {
+    **{"host": "n1", "gpu": "NVIDIA A100", "gpus": 4, "cpus": 8, "seconds": 100.0},
+    **{"cpu_seconds": 700.0, "data_seconds": 1.0, "gpu_seconds": 90.0, "gpu_joules": 36000.0},
+    **{
+        "gib": 5.0,
+        "node_gib": 50.0,
+        "node_limit_gib": 64.0,
+        "gpu_gib": 70.0,
+        "gpu_limit_gib": 80.0,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({}, ""),
+        ({"data_seconds": 38.0}, "rank 1 waited 38% of the training for data: --workers auto"),
+        ({"gpu_seconds": 31.0}, "the GPUs computed 31% of the time: a larger --batch-size"),
+        ({"gpu_gib": 9.0}, "9.0 of 80.0 GiB of a GPU used: a larger --batch-size fits"),
+        ({"cpu_seconds": 110.0}, "1.1 of 8 cores of a rank used: ask for fewer"),
+        ({"node_gib": 6.0}, "6.0 of 64.0 GiB of a node used: ask for less memory"),
+    ],
+)
+def test_advice_is_given_where_it_is_plain(
+    usage: ModuleType, changes: dict[str, float], advice: str
+) -> None:
+    both = changes if "data_seconds" not in changes else {}
+    seconds = {**dict.fromkeys(usage.PARTS, 0.0), "steps": 100.0}
+    cost = usage.Usage(
+        began=0, wall_seconds=100, seconds=seconds, ranks=[{**RANK, **both}, {**RANK, **changes}]
+    )
+    cost.job = "7"
+    said = usage.lines(cost)[-1]
+    assert said.startswith(f"advice: {advice}" if advice else "CPUs: ")
+    if "data_seconds" not in changes and "gpu_seconds" not in changes:
+        cost.job = None  # nobody was asked for cores and memory
+        assert ("advice" in usage.lines(cost)[-1]) == ("gpu_gib" in changes)
+    cost.seconds = {**seconds, "steps": 30.0}
+    assert "advice" not in usage.lines(cost)[-1]
+
+
+def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
+    seconds = {**dict.fromkeys(usage.PARTS, 1.0), "steps": 94.0}
+    idle = {**RANK, "gpu_seconds": 50.0, "gpu_gib": 75.0, "cpu_seconds": 500.0, "host": "n2"}
+    cost = usage.Usage(
+        **{"began": 0, "wall_seconds": 5025, "gpu_hours": 11.2, "gpu_kwh": 0.5, "cpu_hours": 90.0},
+        **{"gpus": 8, "cpus": 64, "attempts": 2, "seconds": seconds, "ranks": [RANK, idle]},
+        rates={"samples_per_second": 12345.6},
+    )
+    assert usage.lines(cost) == [
+        "cost: 1:23:45 in 2 attempts, 11.2 GPU-hours (8 GPUs), 90 CPU-hours (64 cores), "
+        "0.5 kWh by the GPUs",
+        "time: 1% starting, 1% meeting, 94% steps, 1% waiting for data, 1% validation, "
+        "1% checkpoints, 1% ending",
+        "speed: 12,346 samples a second, without validations and checkpoints",
+        "GPUs: busy 70% (50% on rank 1, 90% on rank 0) of the time, at most 75.0 of 80.0 GiB on "
+        "rank 1",
+        "CPUs: 6.0 (5.0 on rank 1, 7.0 on rank 0) of the 8 core(s) of a rank, at most 50.0 of "
+        "64.0 GiB on n1",
+    ]
+
+
+def test_damaged_files_do_not_count(usage: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "attempts"
+    folder.mkdir()
+    whole = asdict(usage.Usage(began=1.0, wall_seconds=60, ranks=[RANK]))
+    foreign: list[Any] = [
+        *([], "x", {}, {"began": "x"}, {**whole, "seconds": {}}, {**whole, "ranks": [3]}),
+        *({**whole, "ranks": [{**RANK, "gib": "x"}]}, {**whole, "rates": {"a": []}}),
+        *({**whole, "wall_seconds": 1e301}, {**whole, "more": 1}),
+    ]
+    for number, content in enumerate([*foreign, whole], 1):
+        (folder / f"{number}.json").touch()
+        (folder / f"{number}-usage.json").write_text(json.dumps(content))
+    assert [each.wall_seconds for each in usage.read(tmp_path)] == [60]
+    strange = {**whole, "rates": {"\033[2J": 1.0}, "ranks": [{**RANK, "host": "\033[2J"}]}
+    (folder / "1-usage.json").write_text(json.dumps(strange))
+    assert "\033" not in "".join(usage.lines(usage.total(tmp_path)))
+    assert usage.total(tmp_path / "none") is None
