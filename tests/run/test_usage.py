@@ -201,7 +201,7 @@ def test_a_job_is_paid_from_its_start(
         (tmp_path / f"attempts/{number}.json").touch()
         file = usage.UsageFile(tmp_path, workers=0)
         file.note([RANK, {**RANK, "host": "n2", "gpus": 2}], {})
-        file.write({part: 1.0 for part in usage.PARTS}, at_once=True)
+        file.write({part: 1.0 for part in usage.PARTS})
     first, second = usage.read(tmp_path)
     assert (first.nodes, first.cpus, first.gpus) == (2, 16, 6)
     assert first.wall_seconds == pytest.approx(1000, abs=1)

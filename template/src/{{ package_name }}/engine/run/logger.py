@@ -203,15 +203,15 @@ class RunLogger:
             self.trackers.call("flush")
             self.lines.sync()
 
-    def write_usage(self, at_once: bool = False) -> None:
-        """Write what this attempt has used, unless that was written some seconds ago."""
+    def write_usage(self) -> None:
+        """Write what this attempt has used."""
         meter = self.checkpointing.meter
         self.usage.note(meter.ranks, meter.rates())
-        self.usage.write(CLOCK.read(), at_once)
+        self.usage.write(CLOCK.read())
 
     def log_usage(self) -> dict[str, Any]:
         """Log what the run has cost; return it. Only rank 0 calls this."""
-        self.write_usage(at_once=True)
+        self.write_usage()
         usage = total(self.folder) or self.usage.usage  # the disk is full
         for line in lines(usage):
             log.info("%s", line)
@@ -258,7 +258,7 @@ class RunLogger:
         if missed_by := self.trackers.finish(status, state.error):
             state.missed_by = missed_by
             state.write(self.folder)
-        self.write_usage(at_once=True)
+        self.write_usage()
         with suppress(OSError):  # the disk is full
             self.lines.file.close()
         logging.getLogger().removeHandler(self.log)

@@ -17,7 +17,7 @@ from ..ranks.environment import Ranks
 from .clock import CLOCK
 
 GIB = 2**30
-INTERVAL = 5.0  # seconds between two samples
+INTERVAL = 10.0  # seconds between two samples, which take milliseconds
 PROCESS = psutil.Process()
 
 

@@ -23,7 +23,6 @@ from ..filesystem import read_object, write_atomically
 from .clock import PARTS
 from .run_lock import newest
 
-WRITE_INTERVAL = 15  # seconds
 LEAST = 60.0  # seconds of training that advice needs
 NAMES = {"data": "waiting for data"}  # of parts, in the log
 # The values of a rank: sums over attempts, maxima over attempts, and what it may use.
@@ -70,7 +69,7 @@ class UsageFile:
 
     def __init__(self, run_dir: Path, workers: int) -> None:
         folder = run_dir / "attempts"
-        self.path, self.written = folder / f"{newest(folder)}-usage.json", 0.0
+        self.path = folder / f"{newest(folder)}-usage.json"
         own, before = psutil.Process().create_time(), total(run_dir)
         # What the batch script took before it started the ranks is paid, too: but by no trial.
         paid = "PAID_SINCE" in os.environ and "SWEEP_TRIAL" not in os.environ
@@ -89,17 +88,14 @@ class UsageFile:
         usage.ranks, usage.rates = list(map(dict, ranks)), dict(rates)
         usage.gpu_kwh = sum(each["gpu_joules"] for each in ranks) / 3.6e6
 
-    def write(self, seconds: Mapping[str, float], at_once: bool = False) -> None:
-        """Write the file, unless it was written some seconds ago; a full disk is no error.
+    def write(self, seconds: Mapping[str, float]) -> None:
+        """Write the file; a full disk is no error.
 
         Args:
             seconds: by part, since the clock of this process began.
         """
         usage, now = self.usage, time.time()
-        if now - self.written < WRITE_INTERVAL and not at_once:
-            return
-        self.written = usage.until = now
-        usage.wall_seconds = wall = now - usage.began
+        usage.until, usage.wall_seconds = now, (wall := now - usage.began)
         usage.cpu_hours, usage.gpu_hours = (n * wall / 3600 for n in (usage.cpus, usage.gpus))
         before = wall - sum(seconds.values())  # of the batch script, and of Python's own start
         usage.seconds = {**seconds, "starting": seconds["starting"] + before}
