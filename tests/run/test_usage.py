@@ -202,7 +202,7 @@ def test_a_job_is_paid_from_its_start(
         file = usage.UsageFile(tmp_path, workers=0)
         file.note([RANK, {**RANK, "host": "n2", "gpus": 2}], {})
         file.write({part: 1.0 for part in usage.PARTS})
-    first, second = usage.read(tmp_path)
+    first, second = usage.read(tmp_path).values()
     assert (first.nodes, first.cpus, first.gpus) == (2, 16, 6)
     assert first.wall_seconds == pytest.approx(1000, abs=1)
     assert second.wall_seconds == pytest.approx(0, abs=1)
@@ -289,7 +289,7 @@ def test_damaged_files_do_not_count(usage: ModuleType, tmp_path: Path) -> None:
     for number, content in enumerate([*foreign, whole], 1):
         (folder / f"{number}.json").touch()
         (folder / f"{number}-usage.json").write_text(json.dumps(content))
-    assert [each.wall_seconds for each in usage.read(tmp_path)] == [60]
+    assert [each.wall_seconds for each in usage.read(tmp_path).values()] == [60]
     strange = {**whole, "rates": {"\033[2J": 1.0}, "ranks": [{**RANK, "host": "\033[2J"}]}
     (folder / "1-usage.json").write_text(json.dumps(strange))
     assert "\033" not in "".join(usage.lines(usage.total(tmp_path)))

@@ -25,6 +25,7 @@ from .run_lock import newest
 
 LEAST = 60.0  # seconds of training that advice needs
 NAMES = {"data": "waiting for data"}  # of parts, in the log
+COSTS = ("wall_seconds", "cpu_hours", "gpu_hours", "gpu_kwh")
 # The values of a rank: sums over attempts, maxima over attempts, and what it may use.
 ADDED = ("seconds", "cpu_seconds", "data_seconds", "gpu_seconds", "gpu_joules")
 LARGEST = ("gib", "node_gib", "gpu_gib")
@@ -106,15 +107,14 @@ class UsageFile:
 def total(run_dir: Path) -> Usage | None:
     """Return the usage of all attempts of a run, None if none is known.
 
-    Of what the job had, such as `nodes`, the values are those of the newest attempt. Files that
-    are damaged do not count.
+    Of what the job had, such as `nodes`, the newest counts; a damaged file does not count.
     """
-    attempts = list(read(run_dir))
+    attempts = list(read(run_dir).values())
     if not attempts:
         return None
     result = Usage(**vars(attempts[-1]))
     result.began, result.attempts = attempts[0].began, len(attempts)
-    for name in ("wall_seconds", "cpu_hours", "gpu_hours", "gpu_kwh"):
+    for name in COSTS:
         setattr(result, name, sum(getattr(each, name) for each in attempts))
     result.seconds = {part: sum(each.seconds[part] for each in attempts) for part in PARTS}
     result.ranks = [
@@ -124,22 +124,33 @@ def total(run_dir: Path) -> Usage | None:
     return result
 
 
-def read(run_dir: Path) -> Iterator[Usage]:
-    """Yield the usage of each attempt of a run, the first one first."""
-    folder = run_dir / "attempts"
-    for number in range(1, newest(folder) + 1):
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            values = read_object(folder / f"{number}-usage.json", get_type_hints(Usage))
-            usage = Usage(**values)
-            usage.seconds = {part: float(usage.seconds[part]) for part in PARTS}
-            usage.rates = {printable(n): float(rate) for n, rate in usage.rates.items()}
+def read(run_dir: Path) -> dict[int, Usage]:
+    """Return the usage of each attempt of a run by its number, the first one first."""
+    names = [path.name.split("-")[0] for path in (run_dir / "attempts").glob("*-usage.json")]
+    found = {}
+    for number in sorted(int(name) for name in names if name.isdecimal()):
+        path = run_dir / "attempts" / f"{number}-usage.json"
+        with suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+            usage = Usage(**read_object(path, get_type_hints(Usage)))
+            for name in COSTS:
+                _number(getattr(usage, name))
+            usage.seconds = {part: _number(usage.seconds[part]) for part in PARTS}
+            usage.rates = {printable(n): _number(rate) for n, rate in usage.rates.items()}
             usage.ranks = [
-                {name: float(each[name]) for name in (*ADDED, *LARGEST, *OFFERED)}
+                {name: _number(each[name]) for name in (*ADDED, *LARGEST, *OFFERED)}
                 | {name: printable(str(each[name])) for name in ("host", "gpu")}
                 for each in usage.ranks
                 if each["seconds"] > 0
             ]
-            yield usage
+            found[number] = usage
+    return found
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - of another user's file
+    """Return a number; raise ValueError for one that can't be shown or added up."""
+    if abs(number := float(value)) < 1e12:
+        return number
+    raise ValueError(f"{number} is out of range")
 
 
 def _merged(attempts: Ranks) -> dict[str, Any]:
