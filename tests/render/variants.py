@@ -27,6 +27,7 @@ TOOLS = {
     "export": ["export"],
     "show": ["show"],
     "prune": ["prune"],
+    "profile": ["profile"],
 }
 
 # A few values of each question, the odd ones among them. A question that is not here fails a test.
@@ -80,7 +81,7 @@ SAMPLES: dict[str, list[Any]] = {
         [],
         ["doctor", "show"],
         ["check_comm", "plot", "evaluate", "export"],
-        ["predict", "prune"],
+        ["predict", "prune", "profile"],
     ],
     "ci": ["none", "github", "gitlab"],
 }

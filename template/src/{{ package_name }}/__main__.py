@@ -62,6 +62,7 @@ COMMANDS = {
     "runs": "list the runs and how they stand: running, finished, failed, stuck",
     "show": "tell everything about one run on a screen",
     "prune": "remove checkpoints of finished runs, to free space",
+    "profile": "show where the time of profiled steps went",
     "plot": "draw the curves of runs to a file",
     "monitor": "start and stop the trackers' web servers, as Slurm jobs",
     "check-trackers": "log a small run to every tracker and read it back",

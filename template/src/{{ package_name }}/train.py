@@ -2,7 +2,7 @@
 
 import logging
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from . import data
 from .engine.checkpoint import Checkpointing
-from .engine.checks import check_datasets, check_loaded, check_same_settings
+from .engine.checks import check_datasets, check_loaded, check_same_settings, import_tool
 from .engine.data.seeds import derive, seed_generators
 from .engine.data.steps import Loaded, StepLoader
 from .engine.errors import UsageError
@@ -64,6 +64,9 @@ class Trainer:
         self, learner: Learner, settings: Settings, world: World, request: StopRequest
     ) -> None:
         self.learner, self.settings, self.world, self.request = learner, settings, world, request
+        self.profiler = None
+        if settings.profile:
+            self.profiler = import_tool("profile", "profile").Profiler(self)
         self.datasets = check_loaded(data.load(settings))
         own_weight = type(learner).batch_weight is not Learner.batch_weight
         weigh = learner.batch_weight if own_weight else None
@@ -111,11 +114,12 @@ class Trainer:
             try:
                 self.hooks.call("on_start")
                 CLOCK.switch("steps")
-                while not self.position.is_end(settings):
-                    if not self._train_epoch():
-                        self.logger.ending = "preempted"
-                        return EXIT_CODE
-                self.validate()
+                with self.profiler or nullcontext():
+                    while not self.position.is_end(settings):
+                        if not self._train_epoch():
+                            self.logger.ending = "preempted"
+                            return EXIT_CODE
+                    self.validate()
                 code = self.finish()
             except BaseException as error:
                 if world.is_main:
@@ -171,6 +175,8 @@ class Trainer:
                 self.validate()
                 if position.is_end(settings):
                     break
+            if self.profiler:
+                self.profiler.step(position.step + 1)
             # The totals of the next step are summed while this step is computed.
             following = next(steps)
             totals.begin(position.step, *self.loader.sizes(following))

@@ -1,5 +1,7 @@
 """Checks of what model.py and data.py return, and that all ranks have the same settings."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -7,6 +9,17 @@ from torch import Tensor
 from .config import Settings
 from .errors import UsageError
 from .ranks.world import World
+
+
+def import_tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module
+    """Return the module of tools/ that a setting needs; raise UsageError if there is none."""
+    module = f"{__package__.partition('.')[0]}.tools.{name}"
+    if not find_spec(module):
+        raise UsageError(
+            f"{setting} needs tools/{name}.py, which this project does not have: add {name} to the "
+            f"tools in .copier-answers.yml with copier update --data 'tools=[..., {name}]'"
+        )
+    return import_module(module)
 
 
 def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned

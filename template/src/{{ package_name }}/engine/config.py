@@ -230,6 +230,10 @@ class Settings:
     """optimizer steps between histograms of parameters and gradients; 0: none"""
     register_model: str | None = None
     """name of the best network in the model registry of trackers that have one"""
+    profile: str | None = None
+    """steps to profile, such as 10:20: from the 10th on, without the 20th"""
+    profile_ranks: tuple[Count, ...] = (0,)
+    """ranks that are profiled"""
 
     def for_world(self, size: int) -> "Self":
         """Return the settings with the batch size of each rank, from the global batch size."""
@@ -328,6 +332,12 @@ class Settings:
             raise UsageError(
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
                 "in run_root, such as baseline"
+            )
+        window = re.fullmatch(r"([1-9]\d{0,17}):(\d{1,18})", settings.profile or "1:2", re.ASCII)
+        if not window or int(window[1]) >= int(window[2]):
+            raise UsageError(
+                f"{source}profile is {settings.profile!r}: it must be the first step, 1 or later, "
+                "and the one after the last, such as 10:20"
             )
         if set(settings.register_model or "") & set("/:"):
             raise UsageError(

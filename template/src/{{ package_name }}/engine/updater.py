@@ -90,7 +90,7 @@ class Updater:
                     value = self._forward(loss, selection.networks, batch)
                     if self.timed:
                         self.forward_seconds.append(self._clock() - began)
-                    (value * (weight * scale)).backward()
+                    self._backward(value * (weight * scale))
                 RECORDER.add(f"train/{label}loss", value, weight)
         if self.measure_norm and (passes := self.forward_seconds):
             RECORDER.add(FORWARD, sum(passes) / len(passes), len(passes))
@@ -112,6 +112,10 @@ class Updater:
         if self.timed and self.world.device.type != "cpu":
             torch.get_device_module(self.world.device.type).synchronize()
         return time.perf_counter()
+
+    def _backward(self, value: Tensor) -> None:
+        """Compute gradients; a method, since tools/profile.py marks it and `_forward`."""
+        value.backward()
 
     def _forward(self, loss: Callable[..., Tensor], networks: Any, batch: Any) -> Tensor:  # noqa: ANN401
         try:

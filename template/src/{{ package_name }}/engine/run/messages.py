@@ -55,7 +55,7 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
     before = state["settings"]
     for name, value in settings.as_dict().items():
         # A setting that the earlier version did not have is not worth a warning.
-        expected = name in ("config", "run_dir", "resume", "dry_run")
+        expected = name in ("config", "run_dir", "resume", "dry_run", "profile", "profile_ranks")
         if not expected and before.get(name, value) != value:
             was, effect = printable(str(before[name])), ""
             if name in ("epochs", "max_steps"):
