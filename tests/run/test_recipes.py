@@ -1,6 +1,7 @@
 """The recipes of docs/recipes.md work as they stand there. Those for Slurm are in tests/slurm."""
 
 import csv
+import gzip
 import json
 import re
 import shutil
@@ -278,14 +279,23 @@ def test_a_stop_waits_for_no_upload(mine: Path, tmp_path: Path) -> None:
     assert not list(archive.iterdir())
 
 
-def test_a_profile(mine: Path, tmp_path: Path) -> None:
-    recipe = pages.recipe(mine, "A profile, and memory")
-    recipe.put_code()
-    job = srun(mine, tmp_path / "run", 2, "--max-steps=25", "--log-every=5").wait()
+def test_the_time_of_a_step(mine: Path) -> None:
+    (script,) = pages.recipe(mine, "Where the time of a step goes").blocks("bash")
+    said = shell(mine, script)
+    assert said.count("steps 10 to 19, rank 0, cpu: ") == 2  # in the log, and by `profile`
+    (path,) = (mine / "runs/demo/profiled/profile").glob("*.gz")
+    trace = gzip.decompress(path.read_bytes()).decode()
+    text = pages.recipe(mine, "Where the time of a step goes").text
+    for part in ("ProfilerStep*", "data", "forward", "backward", "Optimizer.step…"):
+        assert f"`{part}`" in text and f'"name": "{part[:-1]}' in trace, part
+    assert path.name in said
+
+
+def test_the_memory_of_a_training(mine: Path, tmp_path: Path) -> None:
+    text = pages.recipe(mine, "How much memory a training takes").text
+    job = srun(mine, tmp_path / "run", 2, "--max-steps=10", "--log-every=5").wait()
     assert job.codes == [0, 0], job.log
-    events = json.loads((job.run_dir / "trace.json").read_text())["traceEvents"]
-    steps = [each for each in events if each.get("name", "").startswith("Optimizer.step")]
-    assert len(steps) == 10
+    assert "`system/memory_gib`" in text
     assert all(line["system/memory_gib"] > 0.1 for line in job.metrics() if "train/lr" in line)
 
 
