@@ -28,6 +28,7 @@ TOOLS = {
     "show": ["show"],
     "prune": ["prune"],
     "profile": ["profile"],
+    "flops": ["flops", "peaks"],
 }
 
 # A few values of each question, the odd ones among them. A question that is not here fails a test.
@@ -80,7 +81,7 @@ SAMPLES: dict[str, list[Any]] = {
         list(TOOLS),
         [],
         ["doctor", "show"],
-        ["check_comm", "plot", "evaluate", "export"],
+        ["check_comm", "plot", "evaluate", "export", "flops"],
         ["predict", "prune", "profile"],
     ],
     "ci": ["none", "github", "gitlab"],

@@ -4,6 +4,8 @@ import logging
 import os
 from contextlib import closing, nullcontext
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -48,6 +50,8 @@ def run(settings: Settings, request: StopRequest) -> int:
     Slurm requeues a job that exits with 75 (slurm/resume.sh).
     """
     trackers = select(settings.trackers)
+    if settings.count_flops:
+        tool("flops", "count_flops")
     make = model_class()
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
@@ -55,6 +59,18 @@ def run(settings: Settings, request: StopRequest) -> int:
         settings = with_run_dir(settings.for_world(world.size), world)
         with run_lock.own_run_folder(settings, world):
             return Trainer(make(settings), settings, world, request).train(trackers)
+
+
+def tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module, with names of its own
+    """Return the module of tools/ that a setting needs; raise UsageError if there is none."""
+    module = f"{__package__}.tools.{name}"
+    if not find_spec(module):
+        raise UsageError(
+            f"{setting} needs tools/{name}.py, which this project was made without: run 'copier "
+            f"update --data \"tools=[...]\"' with {name} and the tools that it has, or leave "
+            f"{setting} out"
+        )
+    return import_module(module)
 
 
 class Trainer:
@@ -78,7 +94,10 @@ class Trainer:
             learner.build(), learner.optimizers, learner.fsdp_units, settings, world
         )
         self.evaluator = Evaluator(learner, self.networks, settings, world)
-        self.meter = Meter(world.device, learner.unit)
+        self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
+        if settings.count_flops:
+            self.meter = tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
+            self.learner_step = self.meter.counted(learner.train_step)
         self.updater = Updater(self.networks, settings, world, self._show_histograms)
         self.checkpointing = Checkpointing(
             self.networks, self.meter, settings, world, self.samples_per_step
@@ -210,7 +229,7 @@ class Trainer:
         seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
         self.updater.begin(self.loader.padded(loaded), weight, measure_norm)
-        self.learner.train_step(self.updater)
+        self.learner_step(self.updater)
         position.advance(samples)
         self.networks.update_averages(position.step)
         self.meter.count(samples, weight)

@@ -226,6 +226,9 @@ class Settings:
     """let every rank log, not only rank 0"""
     trackers: tuple[str, ...] = ()
     """trackers that get the metrics, in addition to metrics.jsonl; none: no tracker"""
+    count_flops: bool = False
+    """count the floating-point operations of the first step, and log TFLOP/s and MFU; with COMPILE,
+    that step runs without it"""
     histograms_every: Count = 0
     """optimizer steps between histograms of parameters and gradients; 0: none"""
     register_model: str | None = None

@@ -44,14 +44,15 @@ class Meter:
         """Count time as trained from now on, such as after a validation."""
         self.counted_until = time.perf_counter()
 
-    def count(self, samples: int, weight: int) -> None:
-        """Count a step, by the samples and the weight of all ranks' batches."""
+    def count(self, samples: int, weight: int) -> float:
+        """Count a step, by the samples and the weight of all ranks' batches; return its seconds."""
         seconds = time.perf_counter() - self.counted_until
         self.begin()
         RECORDER.add(self.rate, weight / seconds, seconds)
         self.trained_samples += samples
         self.trained_weight += weight
         self.trained_seconds += seconds
+        return seconds
 
     def read(self, world: World) -> dict[str, float]:
         """Return the metrics over all ranks, losses first, and start again from zero.

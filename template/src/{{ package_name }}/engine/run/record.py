@@ -26,8 +26,8 @@ How = Literal["mean", "sum", "max"]
 LOSS = re.compile(r"train/(\w+_)?loss")
 # The names that the training loop and evaluations log.
 TAKEN = re.compile(
-    r"train/(lr(/.*)?|(data|slowest_hook)_seconds|\w+_per_second|(\w+_)?(loss|gradient_norm))"
-    r"|(validation|test)/.*"
+    r"train/(lr(/.*)?|(data|slowest_hook)_seconds|\w+_per_second|mfu_percent"
+    r"|(\w+_)?(loss|gradient_norm))|(validation|test)/.*"
 )
 NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)
 Values = dict[str, tuple[How, Any, float]]
