@@ -50,8 +50,6 @@ def run(settings: Settings, request: StopRequest) -> int:
     Slurm requeues a job that exits with 75 (slurm/resume.sh).
     """
     trackers = select(settings.trackers)
-    if settings.count_flops:
-        tool("flops", "count_flops")
     make = model_class()
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
@@ -67,7 +65,7 @@ def tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module, with names
     if not find_spec(module):
         raise UsageError(
             f"{setting} needs tools/{name}.py, which this project was made without: run 'copier "
-            f"update --data \"tools=[...]\"' with {name} and the tools that it has, or leave "
+            f'update --data "tools=[...]"\' with {name} and the tools that it has, or leave '
             f"{setting} out"
         )
     return import_module(module)
@@ -83,6 +81,10 @@ class Trainer:
         self.profiler = None
         if settings.profile:
             self.profiler = import_tool("profile", "profile").Profiler(self)
+        self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
+        if settings.count_flops:
+            self.meter = tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
+            self.learner_step = self.meter.counted(learner.train_step)
         self.datasets = check_loaded(data.load(settings))
         own_weight = type(learner).batch_weight is not Learner.batch_weight
         weigh = learner.batch_weight if own_weight else None
@@ -94,10 +96,6 @@ class Trainer:
             learner.build(), learner.optimizers, learner.fsdp_units, settings, world
         )
         self.evaluator = Evaluator(learner, self.networks, settings, world)
-        self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
-        if settings.count_flops:
-            self.meter = tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
-            self.learner_step = self.meter.counted(learner.train_step)
         self.updater = Updater(self.networks, settings, world, self._show_histograms)
         self.checkpointing = Checkpointing(
             self.networks, self.meter, settings, world, self.samples_per_step

@@ -1,15 +1,14 @@
-"""The model FLOPs of a training, for the setting `count_flops`: TFLOP/s of each device, and MFU.
+"""The model FLOPs of a training, for the setting `count_flops`: TFLOP/s of a device, and MFU.
 
-FLOPs (floating-point operations) are those of matrix products and convolutions, forward and
-backward; an addition and a multiplication are two. MFU (model FLOPs utilization) is their rate as a
-share of the device's peak, as in appendix B of PaLM (Chowdhery et al. 2022, arXiv:2204.02311).
-Model FLOPs are what the mathematics needs. So what is computed again to save memory does not count,
-nor do the optimizer and spare batches. As in PaLM, a causal attention counts as a full one.
+FLOPs (floating-point operations) are those of matrix products and convolutions; a multiplication
+and an addition are two. Model FLOPs are what the mathematics needs: what is computed again to save
+memory does not count, nor do spare batches and the optimizer. A causal attention counts as a full
+one. MFU (model FLOPs utilization) is their rate as a share of the device's peak (Chowdhery et al.
+2022, PaLM, appendix B: arxiv.org/abs/2204.02311).
 """
 
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from inspect import getfile
@@ -23,158 +22,146 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..engine.config import Settings
+from ..engine.ranks.device import gpu_properties
 from ..engine.ranks.world import World
 from ..engine.run.meters import Meter
-from ..engine.run.record import RECORDER
+from ..engine.run.record import RECORDER, Recorder
 from ..engine.updater import Updater
-from .peaks import device_name, float32_precision, peak
+from .peaks import fp32_precision, peak
 
 log = logging.getLogger(__name__)
 
-KINDS = ("products", "convolutions")
+NAMESPACES = ("aten", "prim", "profiler", "c10d", "fsdp")  # torch's own
 OPTIMIZER, CHECKPOINT = getfile(torch.optim.Optimizer), getfile(checkpoint)
 BACKWARD = (getfile(torch.autograd.backward), getfile(torch.autograd.graph.Node))
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counts the model FLOPs of this process inside the context, by kind.
+    """Counts the model FLOPs of this process inside the context.
 
-    torch's own `FlopCounterMode` counts recomputation too, and no fused attention of CPUs. Formulas
-    that were given to `torch.utils.flop_counter.register_flop_formula` are used.
+    torch's `FlopCounterMode` also counts what is computed again, and no fused attention of CPUs.
+    Both use the formulas given to `torch.utils.flop_counter.register_flop_formula`.
+
+    Attributes:
+        flops: of products, and of convolutions. unknown: operations that may have FLOPs.
     """
 
-    supports_higher_order_operators = True  # such as flex_attention
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops, self.thread = Counter[str](), get_ident()
+        self.flops, self.unknown, self.thread = [0, 0], set[str](), get_ident()
 
-    def __torch_dispatch__(
-        self, func: Any, _types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         """Run an operation, and count its FLOPs."""
         if isinstance(func, torch._ops.HigherOrderOperator):
             return NotImplemented
         packet, kwargs = func.overloadpacket, kwargs or {}
-        if packet not in flop_registry and torch.is_inference_mode_enabled():
-            with self:  # elsewhere, autograd has replaced the operation by its parts
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        out = func(*args, **kwargs)
-        name = packet.__name__
-        if (flops := _flops(packet, name, args, kwargs, out)) and self._is_of_model():
-            self.flops[KINDS["conv" in name]] += flops
+        if torch.is_inference_mode_enabled() and packet not in flop_registry:
+            with self:  # else torch replaces an operation by its parts before it comes here
+                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return out
+        out, name, flops = func(*args, **kwargs), packet.__name__, 0
+        if name.startswith("_scaled_dot_product"):
+            # A fused backward pass computes the scores again: five products where four are needed.
+            backward = name.endswith("_backward")
+            query, key, value = args[backward : backward + 3]
+            pairs = prod(query.shape[:-1]) * key.shape[-2]
+            flops = 2 * pairs * (query.shape[-1] + value.shape[-1]) * (2 if backward else 1)
+        elif formula := flop_registry.get(packet):
+            flops = formula(*args, **kwargs, out_val=out)
+        elif "rnn" in name or func.namespace not in NAMESPACES:
+            self.unknown.add(str(packet))
+        if flops and self._is_of_model():
+            self.flops["conv" in name] += flops
         return out
 
     def _is_of_model(self) -> bool:
-        """Return whether what is computed now is computed once, and for the model."""
+        """Return whether what runs now is the model's, and for the first time."""
         if RECORDER.split:  # a spare batch
             return False
-        frame = sys._getframe()
-        inner = None
+        # Code in checkpoint() runs in the forward pass, and again in a backward pass, for which a
+        # GPU has a thread. The reentrant kind then starts a backward pass of its own: that counts.
+        frame, again = sys._getframe(), False
         while frame := frame.f_back:
             file = frame.f_code.co_filename
-            if inner is None and file == OPTIMIZER:
+            if file in BACKWARD:
+                return not again
+            if file == OPTIMIZER:
                 return False
-            if inner is None and (file == CHECKPOINT or file in BACKWARD):
-                inner = file
-            # Checkpointed code runs first in a forward pass, then again in a backward pass. GPUs
-            # have a thread for that. The reentrant kind starts a backward pass within: it counts.
-            if inner == CHECKPOINT and file in BACKWARD:
-                return False
-        return inner != CHECKPOINT or get_ident() == self.thread
-
-
-def _flops(packet: Any, name: str, args: tuple, kwargs: Mapping[str, Any], out: Any) -> int:
-    """Return the FLOPs of an operation, 0 if there is no formula for it."""
-    if name.startswith("_scaled_dot_product"):
-        # A fused backward pass computes the scores again: that makes five products for four.
-        backward = name.endswith("_backward")
-        query, key, value = args[backward : backward + 3]
-        products = prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-        return 2 * products * (2 if backward else 1)
-    formula = flop_registry.get(packet)
-    flops = formula(*args, **kwargs, out_val=out) if formula else 0
-    return flops * 4 // 5 if name.endswith("attention_backward") else flops
+            again = again or file == CHECKPOINT
+        return not again or get_ident() == self.thread
 
 
 class FlopMeter(Meter):
     """A meter that also records train/tflops_per_second, of a device, and train/mfu_percent.
 
     Attributes:
-        cost: FLOPs of all ranks per unit of weight, by kind; None before the first step.
-        totals: by name, a sum over steps and devices, each with its seconds as weight, and these.
+        cost: FLOPs of a unit of weight, as `FlopCounter.flops`; None before they are counted.
+        means: of the whole run, over all devices.
     """
 
     def __init__(self, unit: str, settings: Settings, world: World) -> None:
         super().__init__(world.device, unit)
         self.unit, self.world, self.bf16 = unit, world, settings.precision == "bf16"
-        self.cost: dict[str, float] | None = None
-        self.totals: dict[str, tuple[float, float]] = {}
+        self.cost: list[float] | None = None
+        self.means = Recorder()
 
     def counted(self, train_step: Callable[[Updater], None]) -> Callable[[Updater], None]:
-        """Return a `train_step` that counts FLOPs in the first step of the run."""
+        """Return a `train_step` that counts the FLOPs of the run's first step."""
 
         def step(updater: Updater) -> None:
             if self.cost is not None:
                 return train_step(updater)
-            # What is compiled hides its operations.
+            # What is compiled does not show its operations.
             with torch.compiler.set_stance("force_eager"), FlopCounter() as counter:
                 train_step(updater)
-            mine = torch.tensor([counter.flops[kind] for kind in KINDS], dtype=torch.float64)
-            total = self.world.all_reduce(mine).tolist()
+            total = self.world.all_reduce(torch.tensor(counter.flops, dtype=torch.float64))
             if weight := updater.weight:
-                self.cost = {kind: x / weight for kind, x in zip(KINDS, total, strict=True)}
-                log.info(
-                    "a step takes %.4g TFLOP: %.4g GFLOP for each of %d %s",
-                    *(sum(total) / 1e12, sum(total) / weight / 1e9, weight, self.unit),
-                )
+                self.cost = (total / weight).tolist()
+                each = f"{total.sum() / weight / 1e9:.4g} GFLOP for each of {weight} {self.unit}"
+                log.info("a step takes %.4g TFLOP: %s", total.sum() / 1e12, each)
+            if counter.unknown:
+                log.warning("not counted, without a formula: %s", ", ".join(counter.unknown))
 
         return step
 
     @cached_property
     def peak(self) -> float | None:
-        """TFLOP/s of this device at its peak, for the model's mixture of operations."""
-        costs = {kind: cost for kind, cost in (self.cost or {}).items() if cost}
-        used = {kind: self._precision(kind) for kind in costs}
-        peaks = {kind: peak(self.device, used[kind]) or 0.0 for kind in costs}
-        how = " and ".join(dict.fromkeys(used.values()))
-        if not all(peaks.values()):
-            log.info('no MFU: no peak is known for "%s" in %s', device_name(self.device), how)
-            return None
-        found = sum(costs.values()) / sum(costs[kind] / peaks[kind] for kind in costs)
-        log.info("MFU is relative to %.4g TFLOP/s, %s in %s", found, device_name(self.device), how)
+        """TFLOP/s of this device at its peak, in the precision of most FLOPs."""
+        products, convolutions = self.cost or (0.0, 0.0)
+        mostly = fp32_precision(self.device, convolutions > products)
+        gpu, precision = gpu_properties(self.device), "bf16" if self.bf16 else mostly
+        name, found = getattr(gpu, "name", self.device.type), peak(gpu, precision)
+        if found:
+            log.info("MFU: the peak of %s is %.4g TFLOP/s in %s", name, found, precision)
+        else:
+            log.info('no MFU: no peak is known of "%s" in %s', name, precision)
         return found
 
-    def _precision(self, kind: str) -> str:
-        return "bf16" if self.bf16 else float32_precision(self.device, kind == "convolutions")
-
     def count(self, samples: int, weight: int) -> float:
-        """Count a step; return its seconds."""
+        """Count a step, as `Meter` does."""
         seconds, size = super().count(samples, weight), self.world.size
-        if self.cost and any(self.cost.values()):
-            tflops = sum(self.cost.values()) * weight / seconds / size / 1e12
-            found = {"tflops_per_second": tflops}
-            if self.peak:
-                found["mfu_percent"] = 100 * tflops / self.peak
-            for name, value in found.items():
+        if cost := sum(self.cost or ()):
+            tflops = cost * weight / seconds / size / 1e12
+            mfu = {"mfu_percent": 100 * tflops / self.peak} if self.peak else {}
+            for name, value in {"tflops_per_second": tflops, **mfu}.items():
                 RECORDER.add(f"train/{name}", value, seconds)
-                before, time = self.totals.get(name, (0.0, 0.0))
-                self.totals[name] = (before + value * seconds * size, time + seconds * size)
+                self.means.add(name, value, seconds * size)
         return seconds
 
     def rates(self) -> dict[str, float]:
-        """Return the rates of all attempts, with the means of those above."""
-        return super().rates() | {name: x / weight for name, (x, weight) in self.totals.items()}
+        """Return the rates of all attempts, with the means of those recorded here."""
+        means = {name: float(x) / weight for name, (_, x, weight) in self.means.values.items()}
+        return super().rates() | means
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what a resumed run must know; every rank calls this."""
-        return super().state_dict(world) | {"flops": (self.cost, self.totals)}
+        return super().state_dict(world) | {"flops": (self.cost, self.means.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
         """Continue from the `state_dict` of an interrupted run, which may not have counted."""
         super().load_state_dict(state, world)
-        cost, totals = state.get("flops", (None, {}))
-        self.cost = cost and {kind: float(cost[kind]) for kind in KINDS}
-        self.totals = {name: (float(x), float(weight)) for name, (x, weight) in totals.items()}
+        cost, means = state.get("flops", (None, {}))
+        self.cost = cost and [float(each) for each in cost]
+        self.means.load_state_dict([means], world)
