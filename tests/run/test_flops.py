@@ -431,7 +431,7 @@ def test_fp32_is_tf32_where_torch_computes_so(
     before = torch.get_float32_matmul_precision()
     try:
         assert found() == ("fp32", "tf32")  # as torch.backends says
-        assert found("xpu") == ("fp32", "fp32")
+        assert found("xpu") == found("cpu") == ("fp32", "fp32")
         torch.set_float32_matmul_precision("high")
         assert found() == ("tf32", "tf32")
         assert found("xpu") == ("tf32", "fp32")

@@ -299,6 +299,16 @@ def test_the_memory_of_a_training(mine: Path, tmp_path: Path) -> None:
     assert all(line["system/memory_gib"] > 0.1 for line in job.metrics() if "train/lr" in line)
 
 
+def test_the_use_of_the_gpu(mine: Path) -> None:
+    (command,) = pages.recipe(mine, "How much of the GPU the training uses").blocks("bash")
+    said = shell(mine, command)
+    assert 'no MFU: no peak is known of "cpu" in fp32' in said and "without a formula" not in said
+    (run,) = (mine / "runs/demo").iterdir()
+    lines = metrics.read(run)
+    assert all(line["train/tflops_per_second"] > 0 for line in lines if "train/lr" in line)
+    assert summary(run)["tflops_per_second"] > 0
+
+
 def test_a_run_is_renamed_and_goes_on(mine: Path, tmp_path: Path) -> None:
     (move, go_on) = pages.recipe(mine, "Rename or move a run").blocks("bash")[0].splitlines()
     train = ".venv/bin/python -m demo train --trackers tensorboard --max-steps 20"

@@ -83,8 +83,8 @@ class Trainer:
             self.profiler = import_tool("profile", "profile").Profiler(self)
         self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
         if settings.count_flops:
-            self.meter = tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
-            self.learner_step = self.meter.counted(learner.train_step)
+            meter = tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
+            self.meter, self.learner_step = meter, meter.counted(learner.train_step)
         self.datasets = check_loaded(data.load(settings))
         own_weight = type(learner).batch_weight is not Learner.batch_weight
         weigh = learner.batch_weight if own_weight else None

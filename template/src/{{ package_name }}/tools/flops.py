@@ -8,10 +8,9 @@ one. MFU (model FLOPs utilization) is their rate as a share of the device's peak
 """
 
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from inspect import getfile
+from inspect import currentframe, getfile
 from math import prod
 from threading import get_ident
 from typing import Any
@@ -82,8 +81,8 @@ class FlopCounter(TorchDispatchMode):
             return False
         # Code in checkpoint() runs in the forward pass, and again in a backward pass, for which a
         # GPU has a thread. The reentrant kind then starts a backward pass of its own: that counts.
-        frame, again = sys._getframe(), False
-        while frame := frame.f_back:
+        frame, again = currentframe(), False
+        while frame := frame and frame.f_back:
             file = frame.f_code.co_filename
             if file in BACKWARD:
                 return not again
