@@ -4,8 +4,6 @@ import logging
 import os
 from contextlib import closing, nullcontext
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -59,18 +57,6 @@ def run(settings: Settings, request: StopRequest) -> int:
             return Trainer(make(settings), settings, world, request).train(trackers)
 
 
-def tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module, with names of its own
-    """Return the module of tools/ that a setting needs; raise UsageError if there is none."""
-    module = f"{__package__}.tools.{name}"
-    if not find_spec(module):
-        raise UsageError(
-            f"{setting} needs tools/{name}.py, which this project was made without: run 'copier "
-            f'update --data "tools=[...]"\' with {name} and the tools that it has, or leave '
-            f"{setting} out"
-        )
-    return import_module(module)
-
-
 class Trainer:
     """Trains a learner's networks on its datasets, until the end or a stop request."""
 
@@ -83,7 +69,7 @@ class Trainer:
             self.profiler = import_tool("profile", "profile").Profiler(self)
         self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
         if settings.count_flops:
-            meter = tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
+            meter = import_tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
             self.meter, self.learner_step = meter, meter.counted(learner.train_step)
         self.datasets = check_loaded(data.load(settings))
         own_weight = type(learner).batch_weight is not Learner.batch_weight
