@@ -228,7 +228,7 @@ ROOMS = {
     "engine/ranks/": "__init__ device dtensor environment meeting process_group signals "
     "slurm_commands step_totals strategy topology world",
     "engine/run/": "__init__ description folder logger logging_setup media messages meters "
-    "provenance record run_lock slow_ranks status",
+    "provenance record run_lock slow_ranks status usage clock machine",
     "trackers/": "__init__ dispatch",
     "tools/": "__init__ runs",
 }

@@ -229,4 +229,4 @@ def test_a_run_that_trains_is_evaluated(project: Path, tmp_path: Path) -> None:
     step = result(found, job.run_dir)["step"]
     assert job.processes[0].poll() is None, "it ended before it was evaluated"
     assert 5 <= step < job.wait().summary["global_step"] == 60
-    assert len(list((job.run_dir / "attempts").glob("*.json"))) == 1
+    assert len(list((job.run_dir / "attempts").glob("[0-9].json"))) == 1

@@ -189,7 +189,7 @@ def _parts(usage: Usage) -> dict[str, float]:
     data = max(seconds["data"], *(each["data_seconds"] for each in usage.ranks), 0.0)
     seconds["data"] = min(data, training)
     seconds["steps"] = training - seconds["data"]
-    return {NAMES.get(part, part): max(each, 0.0) for part, each in seconds.items()}
+    return {NAMES.get(part) or part: max(seconds[part], 0.0) for part in PARTS}
 
 
 def _machines(ranks: Ranks) -> Iterator[str]:
@@ -223,14 +223,14 @@ def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
     cores = max(each["cpu_seconds"] / each["seconds"] for each in ranks)
     gpu, gpu_limit = full["gpu_gib"], full["gpu_limit_gib"]
     node, limit = (max(each[name] for each in ranks) for name in ("node_gib", "node_limit_gib"))
-    larger = "a larger --batch-size"
+    larger, asked = "a larger --batch-size", bool(usage.job)
     known = {
         f"rank {rank} waited {waited:.0%} of the training for data: {more}": waited > 0.15,
         f"the GPUs computed {busy:.0%} of the time: {larger} uses them better": 0 < busy < 0.5,
         f"{gpu:.1f} of {gpu_limit:.1f} GiB of a GPU used: {larger} fits": 0 < gpu < gpu_limit / 2,
-        f"{cores:.1f} of {cpus:.0f} cores of a rank used: ask for fewer": usage.job
+        f"{cores:.1f} of {cpus:.0f} cores of a rank used: ask for fewer": asked
         and cores < cpus / 2,
-        f"{node:.1f} of {limit:.1f} GiB of a node used: ask for less memory": usage.job
+        f"{node:.1f} of {limit:.1f} GiB of a node used: ask for less memory": asked
         and 0 < node < limit / 4,
     }
     return next((advice for advice, holds in known.items() if holds), "")
