@@ -159,16 +159,21 @@ def test_the_end_of_the_run_in_the_window(launch: Launch) -> None:
     assert len(marks(trace, "validation")) == 1  # the one at the end, but not the test set
 
 
-def test_an_exit_in_the_window(project: Path, tmp_path: Path) -> None:
-    """Python would crash with a profiler that runs."""
+def test_an_end_in_the_window(project: Path, tmp_path: Path) -> None:
+    """Python would crash with a profiler that runs. A full memory is what a profile may explain."""
     text = "        images, labels = batch\n        return F"
     leave = f"        if network.training and {{n}}:\n            {{what}}\n{text}"
     count = "self.__dict__.setdefault('count', []).append(0) or len(self.count) > 12"
-    for name, what, code in (("sys", "raise SystemExit(3)", 3), ("bug", "1 / 0", 1)):
+    full = "raise torch.OutOfMemoryError('full')"
+    for name, what, code, written in (
+        ("exit", "raise SystemExit(3)", 3, True),
+        ("full", full, 1, True),
+        ("bug", "1 / 0", 1, False),
+    ):
         mine = edited(project, tmp_path / name, "model.py", text, leave.format(n=count, what=what))
         job = srun(mine, tmp_path / name / "run", 1, *RUN, "--profile=10:20").wait()
         assert job.codes == [code], job.log
-        assert bool(list(job.run_dir.glob("profile/*.gz"))) == (name == "sys")
+        assert bool(list(job.run_dir.glob("profile/*.gz"))) == written
 
 
 @pytest.mark.parametrize("place", ["tmp", "run/profile"])

@@ -114,7 +114,7 @@ class Profiler(ExitStack):
 
     def _end(self) -> None:
         """Stop, log the table, and write all files or none."""
-        if not self.recorded:
+        if not self.recorded:  # as `torch.profiler.profile` does it
             self.profile.start_trace()
         self.profile.stop_trace()  # without it, Python crashes at its exit
         if not self.recorded:
