@@ -88,11 +88,12 @@ class RunLogger:
             path = self.folder / "metrics.jsonl"
             self.lines = JsonLines(path, resume_step, self.checkpointing.line_count)
             self.log = log_to_file(self.folder / "log.txt")
-            run = describe_run(settings, facts, resume_step)
-            self.trackers = trackers(run, self.lines.earlier)
             workers = loading_workers(settings.workers)["num_workers"]
             self.usage = UsageFile(self.folder, workers)
+            self.write_usage()  # the first sample may come later than a stop
             self.checkpointing.meter.machine.after = self.write_usage
+            run = describe_run(settings, facts, resume_step)
+            self.trackers = trackers(run, self.lines.earlier)
         except OSError as error:
             raise UsageError(
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
