@@ -184,7 +184,7 @@ def _parts(usage: Usage) -> dict[str, float]:
 
     All ranks wait for the one that waits longest for its data, in the steps.
     """
-    seconds = dict(usage.seconds)
+    seconds: dict[str, float] = dict(usage.seconds)
     training = seconds["steps"] + seconds["data"]
     data = max(seconds["data"], *(each["data_seconds"] for each in usage.ranks), 0.0)
     seconds["data"] = min(data, training)
