@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs, and
-# a compiler for a plugin of Slurm's. The tests start daemons of their own; those that the packages
-# bring are not started.
+# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs, a
+# database for Slurm's accounts, and a compiler for a plugin of Slurm's. The tests start daemons of
+# their own; those that the packages bring are not started.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"
 
 export PATH=$PATH:/usr/sbin:/sbin
 missing=()
-for name in slurmctld slurmd sbatch munged ip nsenter unshare; do
+for name in slurmctld slurmd slurmdbd mariadbd sbatch munged ip nsenter unshare; do
     command -v "$name" >/dev/null || missing+=("$name")
 done
 command -v gcc >/dev/null && [[ -e /usr/include/slurm/spank.h ]] || missing+=(spank.h)
@@ -23,4 +23,5 @@ if [[ ! -e $policy ]]; then
     trap 'rm $policy' EXIT
 fi
 apt-get update
-apt-get install --yes --no-install-recommends slurm-wlm munge iproute2 util-linux gcc libc6-dev libslurm-dev
+apt-get install --yes --no-install-recommends slurm-wlm slurmdbd mariadb-server-core munge iproute2 \
+    util-linux gcc libc6-dev libslurm-dev

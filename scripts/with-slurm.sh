@@ -26,7 +26,7 @@ make_root() {
     mkdir -p "$new"
     # Python is for the libraries that an interpreter of another place needs, gcc for a plugin.
     "$make" "$new" "$suite" \
-        slurm-wlm,libslurm-dev,gcc,libc6-dev,munge,iproute2,util-linux,util-linux-extra,procps,git,make,curl,openssl,python3,libreadline8t64,tcl
+        slurm-wlm,slurmdbd,mariadb-server-core,libslurm-dev,gcc,libc6-dev,munge,iproute2,util-linux,util-linux-extra,procps,git,make,curl,openssl,python3,libreadline8t64,tcl
     [[ $(chroot "$new" slurmctld -V) =~ $version ]] ||
         fail "$suite has $(chroot "$new" slurmctld -V) by now, not $version"
     chroot "$new" apt-get clean

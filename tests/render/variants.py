@@ -230,7 +230,7 @@ ROOMS = {
     "engine/run/": "__init__ description folder logger logging_setup media messages meters "
     "provenance record run_lock slow_ranks status usage clock machine",
     "trackers/": "__init__ dispatch",
-    "tools/": "__init__ runs",
+    "tools/": "__init__ costs runs text",
 }
 
 

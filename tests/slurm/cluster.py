@@ -24,7 +24,7 @@ from types import TracebackType
 
 import psutil
 
-from . import pyxis
+from . import accounts, pyxis
 
 PATIENCE = 300  # seconds; what takes longer hangs
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
@@ -59,6 +59,7 @@ class Cluster:
         cli_filter: Lua with which sbatch and srun look at what they are asked.
         hasty: whether a job that is requeued starts at once, and a node that is silent is soon
             given up. A machine that stands still for some seconds then loses jobs.
+        accounts: whether Slurm keeps accounts of jobs, for sacct, with the energy of the nodes.
 
     Attributes:
         folder: configuration, logs and state; removed at the end.
@@ -75,12 +76,14 @@ class Cluster:
         job_submit: str = "",
         cli_filter: str = "",
         hasty: bool = False,
+        accounts: bool = False,
     ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.settings = settings
         self.gpus = gpus
         self.memory, self.cores, self.hasty = memory, cores, hasty
         self.job_submit, self.cli_filter = job_submit, cli_filter
+        self.accounts = accounts
         # munge accepts no folder below one that is closed to others, as pytest's are.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
@@ -239,6 +242,8 @@ class Cluster:
             f"--log-file={munge}/log",
         )
         wait_for((munge / "socket").exists, lambda: self.logs)
+        if self.accounts:
+            self._keep_accounts()
         self._daemon("slurmctld", "-D")
         for number, node in enumerate(self.nodes, 2):
             self._daemon(
@@ -246,6 +251,7 @@ class Cluster:
                 *("bash", "-euc"),
                 f"""
                 hostname {node}
+                {accounts.show_meter(self.folder, node) if self.accounts else ""}
                 ip link set lo up
                 echo $$ >{self.folder}/{node}.shell
                 until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
@@ -278,6 +284,17 @@ class Cluster:
             )
         )
 
+    def _keep_accounts(self) -> None:
+        socket = self.folder / "database.socket"
+        self._daemon(*accounts.database(self.folder))
+        wait_for(socket.exists, lambda: self.logs)
+        self._daemon(*accounts.meter(self.folder))
+        self._daemon("env", f"MYSQL_UNIX_PORT={socket}", "slurmdbd", "-D")
+        wait_for(
+            lambda: self.run("sacctmgr", "show", "cluster", check=False).returncode == 0,
+            lambda: self.logs,
+        )
+
     def _configure(self) -> None:
         munge = self.folder / "munge"
         munge.mkdir(mode=0o755)
@@ -304,6 +321,8 @@ class Cluster:
         }
         for name, text in files.items():
             (self.folder / name).write_text(text)
+        if self.accounts:
+            accounts.configure(self.folder)
 
     def _slurm_conf(self, addresses: dict[str, str]) -> str:
         kind = f"Gres=gpu:a100:{self.gpus} Feature=a100,rack1" if self.gpus else "Feature=rack1"
@@ -344,6 +363,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {"JobSubmitPlugins=lua" if self.job_submit else ""}
 {"CliFilterPlugins=lua" if self.cli_filter else ""}
+{accounts.settings(self.folder) if self.accounts else ""}
 {self.settings}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=1-00:00:00 PriorityTier=1 GraceTime=30

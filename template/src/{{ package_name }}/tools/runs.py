@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from ..engine.filesystem import read_object
 from ..engine.ranks import slurm_commands as slurm
 from ..engine.run.status import KINDS
 from ..settings import Settings
-from . import program
+from . import costs, program
+from .text import aligned, duration, local_time
 
 # Files that only the folder of a run has.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
@@ -52,8 +52,12 @@ class Flags:
     """show only runs that wrote something in the last so many hours"""
     fail: bool = False
     """exit with code 1 if a run that is shown failed, is stuck or lost"""
+    usage: bool = False
+    """show what the runs cost instead: sums for each experiment, week and user"""
     json: Path | None = None
-    """file for the same facts as JSON"""
+    """file for the status of runs as JSON"""
+    csv: Path | None = None
+    """file for a row for each run as CSV: status, costs, settings"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,22 +89,37 @@ def main(argv: Sequence[str]) -> int:
     """
     flags = read_flags(Flags, argv, program("runs"))
     folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
-    now = time.time()
-    runs = survey(find_runs(folders), now)
+    now, closed = time.time(), list[Path]()
+    runs = survey(find_runs(folders, closed), now)
     runs = [run for run in runs if now - run.state["updated"] <= 3600 * flags.hours]
-    print(table(runs, now) if runs else f"no runs in {', '.join(map(str, folders))}")
+    spent, shown = [], table(runs, now) if runs else f"no runs in {', '.join(map(str, folders))}"
+    if flags.usage or flags.csv:
+        spent = costs.attempts({run.folder: run.state["updated"] for run in runs})
+    if flags.usage and runs:
+        shown = "\n".join([*aligned(costs.table(spent)), *costs.notes(spent, closed)])
+    print(shown)
+    facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
+    facts = [{name: each[name] for name in each if name != "state"} for each in facts]
     if flags.json:
-        facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
-        facts = [{name: each[name] for name in each if name != "state"} for each in facts]
-        try:
-            flags.json.write_text(f"{json.dumps(facts, indent=2)}\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"can't write {flags.json}: {error.strerror}") from None
+        _write(flags.json, f"{json.dumps(facts, indent=2)}\n")
+    if flags.csv:
+        settings = [read_settings(run.folder) for run in runs]
+        _write(flags.csv, costs.as_csv(spent, facts, settings))
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
 
 
-def find_runs(folders: Sequence[Path]) -> list[Path]:
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}") from None
+
+
+def find_runs(folders: Sequence[Path], closed: list[Path] | None = None) -> list[Path]:
     """Return the folders of runs: those given, and those one or two levels below the others.
+
+    Args:
+        closed: gets the folders that can't be read.
 
     Raises:
         UsageError: a folder is not there.
@@ -108,18 +127,20 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"no folder {folder}: name that of a run, or one that holds runs")
-    found = [path for folder in folders for path in _runs_in(folder, depth=2)]
+    closed = [] if closed is None else closed
+    found = [path for folder in folders for path in _runs_in(folder, 2, closed)]
     return list({path.resolve(): path for path in found}.values())
 
 
-def _runs_in(folder: Path, depth: int) -> list[Path]:
+def _runs_in(folder: Path, depth: int, closed: list[Path]) -> list[Path]:
     try:
         if any((folder / mark).exists() for mark in MARKS):
             return [folder]
         below = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
     except PermissionError:  # another user's, under a root that many share
+        closed.append(folder)
         return []
-    return [path for each in below for path in _runs_in(each, depth - 1)]
+    return [path for each in below for path in _runs_in(each, depth - 1, closed)]
 
 
 def survey(folders: Sequence[Path], now: float) -> list[Run]:
@@ -228,23 +249,3 @@ def table(runs: Sequence[Run], now: float) -> str:
         notes = (run.flags, run.note, *map(str, run.state.get("slow", [])))
         lines[number] += "".join(f"\n    {printable(text)}" for text in notes if text)
     return "\n".join(lines)
-
-
-def aligned(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
-    """Return rows of cells as lines, in columns; control characters are escaped."""
-    cells = [[printable(cell)[:widest] for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-
-
-def local_time(seconds: float) -> str:
-    """Return a time in seconds since 1970 as date and time here, empty if there is no such time."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-    except (ValueError, OverflowError, OSError):
-        return ""
-
-
-def duration(seconds: float) -> str:
-    """Return a time as days, hours, minutes and seconds."""
-    return str(timedelta(seconds=round(min(max(seconds, 0), 1e12))))  # a file may say any number

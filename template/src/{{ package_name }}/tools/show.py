@@ -24,7 +24,8 @@ from ..engine.run import usage
 from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
 from . import program
-from .runs import MARKS, aligned, commit_of, duration, local_time, read, read_settings, survey
+from .runs import MARKS, commit_of, read, read_settings, survey
+from .text import aligned, duration, local_time
 
 WIDTH = 106  # of the second column
 MOST_ATTEMPTS = 5

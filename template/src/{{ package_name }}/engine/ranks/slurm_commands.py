@@ -1,5 +1,6 @@
 """Runs the commands of Slurm."""
 
+import os
 import re
 import subprocess
 from collections.abc import Iterable
@@ -9,14 +10,16 @@ from ..errors import UsageError
 TIMEOUT = 60  # seconds: Slurm's controller may be busy
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm; the caller checks its exit code.
+def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm, with some variables; the caller checks its exit code.
 
     Raises:
         UsageError: the command is not installed, or does not answer.
     """
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT, env={**os.environ, **env}
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
             f"{command[0]} does not run ({error}): use a machine with Slurm's commands, such as a "
@@ -24,13 +27,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         ) from None
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, **env: str) -> str:
     """Return what a command of Slurm prints.
 
     Raises:
         UsageError: the command is not installed, does not answer, or fails.
     """
-    done = run(*command)
+    done = run(*command, **env)
     if done.returncode:
         raise UsageError(f"{command[0]} failed: {' '.join(done.stderr.split()) or 'no output'}")
     return done.stdout

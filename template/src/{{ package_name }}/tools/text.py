@@ -1,0 +1,27 @@
+"""Columns, times and durations as text."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from ..engine.errors import printable
+
+
+def aligned(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
+    """Return rows of cells as lines, in columns; control characters are escaped."""
+    cells = [[printable(cell)[:widest] for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def local_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a time in seconds since 1970 as date and time here, empty if there is no such time."""
+    try:
+        return time.strftime(form, time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def duration(seconds: float) -> str:
+    """Return a time as days, hours, minutes and seconds."""
+    return str(timedelta(seconds=round(min(max(seconds, 0), 1e12))))  # a file may say any number

@@ -1,0 +1,95 @@
+"""Accounts for a cluster of tests: slurmdbd, its database, and nodes that count their joules.
+
+The database listens on a socket in the cluster's folder, and on no port. The nodes have the files
+that count joules on Cray's nodes. A process writes them: to Slurm, they are as good as real ones.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+COMMANDS = ("slurmdbd", "mariadbd")
+WATTS = 1000  # of each node, whatever it does
+
+
+def missing() -> str | None:
+    """Return why this machine's Slurm can't keep accounts, None if it can."""
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    absent = [name for name in COMMANDS if not shutil.which(name, path=path)]
+    return f"accounts need {', '.join(absent)}: run scripts/install-slurm.sh" if absent else None
+
+
+def settings(folder: Path) -> str:
+    """Return lines of slurm.conf; jobs have the step `extern`, as at sites that contain them."""
+    return f"""\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=login
+# Where munge is: the clients of slurmdbd do not read AuthInfo.
+AccountingStoragePass={folder}/munge/socket
+AccountingStorageTRES=gres/gpu
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1,energy=1
+AcctGatherEnergyType=acct_gather_energy/pm_counters
+PrologFlags=Contain
+"""
+
+
+def configure(folder: Path) -> None:
+    """Write the configuration of slurmdbd, which only its user may read, and make its folders."""
+    path = folder / "slurmdbd.conf"
+    path.touch(mode=0o600)
+    path.write_text(f"""\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost=login
+SlurmUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageUser=root
+""")
+    (folder / "database").mkdir()
+    (folder / "joules").mkdir()
+
+
+def database(folder: Path) -> tuple[str, ...]:
+    """Return the command of the database, which has no users of its own."""
+    return (
+        *("mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables", "--skip-networking"),
+        *(f"--datadir={folder}/database", f"--socket={folder}/database.socket"),
+        *(f"--pid-file={folder}/database.pid", "--innodb-buffer-pool-size=32M"),
+        "--innodb-flush-log-at-trx-commit=0",
+    )
+
+
+def meter(folder: Path) -> tuple[str, ...]:
+    """Return the command that counts the joules of a node."""
+    loop = f"""
+    cd {folder}/joules
+    echo {WATTS} W >power
+    while true; do
+        echo $((${{EPOCHREALTIME/./}} * {WATTS} / 1000000)) J >new
+        mv new energy
+        sleep 0.2
+    done
+    """
+    return "bash", "-euc", loop
+
+
+def show_meter(folder: Path, node: str) -> str:
+    """Return what mounts the meter in the namespace of a node.
+
+    /sys takes no new folders, so that the node gets another one, with this machine's folders in it.
+    """
+    return f"""
+    new={folder}/sys-{node}
+    mkdir $new
+    mount -t tmpfs tmpfs $new
+    for each in /sys/*; do
+        mkdir $new/${{each##*/}}
+        mount --rbind $each $new/${{each##*/}}
+    done
+    mkdir -p $new/cray/pm_counters
+    mount --bind {folder}/joules $new/cray/pm_counters
+    mount --rbind $new /sys
+    """
