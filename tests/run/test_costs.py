@@ -24,9 +24,9 @@ FOREIGN = {
 }
 # Noon of Wednesdays, in the weeks 1 and 2 of 2026.
 FIRST, SECOND = 1_767_787_200 - 7 * 86400, 1_767_787_200
-# What sacct of Slurm 22.05 said, but for the times, of jobs on two nodes that drew 1000 W each: one
-# that ended well after two steps; one that was requeued, whose second start has a step `extern`; one
-# that lost a rank. Then a job that runs, and one that waits.
+# What sacct of Slurm 22.05 said, but for the times, of jobs on nodes that drew 1000 W each: one
+# that ended well after some steps; one that was requeued, whose second start has a step `extern`;
+# one that lost a rank. Then a job that runs, and one that waits.
 SACCT = f"""\
 1|{FIRST}|{FIRST + 12}|16362
 1.batch|{FIRST}|{FIRST + 12}|12091
