@@ -53,7 +53,7 @@ end_chain() {
     echo "the chain ends here: cancelled ${waiting[*]}"
 }
 # A job that submits this one has variables of its own.
-unset CHAIN_JOB{_ID,S} MASTER_{ADDR,PORT} STAGED FIRST_STEP FAILURE_FILE BAD_NODES_FILE RUN_NUMBER RESTART_IN_JOB
+unset CHAIN_JOB{_ID,S} MASTER_{ADDR,PORT} STAGED FIRST_STEP FAILURE_FILE BAD_NODES_FILE RUN_NUMBER RESTART_IN_JOB PAID_SINCE
 if [[ -f logs/chain-$SLURM_JOB_ID ]]; then
     read -ra chain <"logs/chain-$SLURM_JOB_ID"
     export CHAIN_JOB_ID=${chain[0]} CHAIN_JOBS=${chain[*]} # the first names the run's folder

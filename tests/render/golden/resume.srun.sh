@@ -109,6 +109,8 @@ treat_bad_nodes() {
     echo "bad nodes: $nodes; to keep off them: sbatch --exclude=$nodes"
 }
 
+# What a training costs counts from here: the start of the job, or the end of the training before it.
+paid_since=${SLURM_JOB_START_TIME:-$((EPOCHSECONDS - SECONDS))}
 # What to do with a job that was stopped and is not in the queue.
 resubmit="submit again with --run-dir and the run's folder, and the same flags"
 
@@ -140,7 +142,7 @@ run_resumable() {
     while true; do
         [[ -f $log ]] || log=/dev/null
         size=$(stat --format=%s "$log") begun=$SECONDS status=0
-        RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
+        PAID_SINCE=$paid_since RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
         read_log
         if rm "$FAILURE_FILE" 2>/dev/null; then
             ((status <= 75)) || status=1
@@ -152,6 +154,7 @@ run_resumable() {
         restarted=$((restarted + 1))
         echo "a rank was lost (exit code $status${died:+, on $died}) $((SECONDS - begun)) seconds after the start: restart $restarted of ${RESTARTS_IN_JOB:-2} in this allocation"
     done
+    paid_since=$EPOCHSECONDS
     [[ -z $why || ${RESTARTS_IN_JOB:-2} == 0 ]] || echo "no restart in this allocation: $why"
     # Slurm also signals what this shell runs, once the job is requeued.
     trap '' TERM
