@@ -264,14 +264,14 @@ def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
         rates={"samples_per_second": 12345.6},
     )
     assert usage.lines(cost) == [
-        "cost: 1:23:45 in 2 attempts, 11.2 GPU-hours (8 GPUs), 90 CPU-hours (64 cores), "
+        "cost: 1:23:45 in 2 attempts, 11.2 GPU-hours (GPUs: 8), 90 CPU-hours (cores: 64), "
         "0.5 kWh by the GPUs",
         "time: 1% starting, 1% meeting, 94% steps, 1% waiting for data, 1% validation, "
         "1% checkpoints, 1% ending",
         "speed: 12,346 samples a second, without validations and checkpoints",
         "GPUs: busy 70% (50% on rank 1, 90% on rank 0) of the time, at most 75.0 of 80.0 GiB on "
         "rank 1",
-        "CPUs: 6.0 (5.0 on rank 1, 7.0 on rank 0) of the 8 core(s) of a rank, at most 50.0 of "
+        "CPUs: busy 6.0 (5.0 on rank 1, 7.0 on rank 0) of 8 cores of each rank, at most 50.0 of "
         "64.0 GiB on n1",
     ]
 

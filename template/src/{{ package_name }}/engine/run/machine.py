@@ -17,7 +17,7 @@ from ..ranks.environment import Ranks
 from .clock import CLOCK
 
 GIB = 2**30
-INTERVAL = 10.0  # seconds between two samples, which take milliseconds
+INTERVAL = 10  # seconds between two looks at all processes, which take milliseconds
 PROCESS = psutil.Process()
 
 
@@ -25,7 +25,7 @@ class Machine:
     """Samples what this rank uses, in a thread, as some libraries of GPUs take 0.1 s to answer.
 
     Attributes:
-        after: called in the thread after each sample.
+        after: called in the thread every INTERVAL.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,14 +73,7 @@ class Machine:
         return _mean(new) if new else None
 
     def sample(self) -> None:
-        """Note what is used now; any thread may call this."""
-        if self.gpu:
-            # Whatever the vendor's library raises: it may lack a function, or a permission.
-            with suppress(Exception):
-                self.busy.append(float(self.gpu.utilization(self.device)))
-            with suppress(Exception):
-                unit = 1000 if self.device.type == "cuda" else 1  # mW, but W on XPU
-                self.watts.append(self.gpu.power_draw(self.device) / unit)
+        """Note the processors and the memory in use; any thread may call this."""
         seconds, memory = 0.0, 0
         for each in (PROCESS, *PROCESS.children(recursive=True)):
             with suppress(psutil.Error):
@@ -96,11 +89,22 @@ class Machine:
         self.thread.join()
 
     def _watch(self) -> None:
-        pause = 1.0  # so that a short run has a sample, too
-        while not self.closed.wait(pause):
-            pause = INTERVAL
-            self.sample()
-            self.after()
+        second = 0
+        while not self.closed.wait(1.0):
+            if self.gpu:
+                self._sample_gpu()
+            if second % INTERVAL == 0:
+                self.sample()
+                self.after()
+            second += 1
+
+    def _sample_gpu(self) -> None:
+        # Whatever the vendor's library raises: it may lack a function, or a permission.
+        with suppress(Exception):
+            self.busy.append(float(self.gpu.utilization(self.device)))
+        with suppress(Exception):
+            unit = 1000 if self.device.type == "cuda" else 1  # mW, but W on XPU
+            self.watts.append(self.gpu.power_draw(self.device) / unit)
 
 
 def _mean(samples: list[float]) -> float:

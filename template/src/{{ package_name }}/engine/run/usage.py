@@ -25,6 +25,7 @@ from .run_lock import newest
 
 LEAST = 60.0  # seconds of training that advice needs
 NAMES = {"data": "waiting for data"}  # of parts, in the log
+SPEEDS = {"tflops_per_second": "{:.3g} TFLOP/s of a rank", "mfu_percent": "{:.0f}% MFU"}
 COSTS = ("wall_seconds", "cpu_hours", "gpu_hours", "gpu_kwh")
 # The values of a rank: sums over attempts, maxima over attempts, and what it may use.
 ADDED = ("seconds", "cpu_seconds", "data_seconds", "gpu_seconds", "gpu_joules")
@@ -163,13 +164,18 @@ def lines(usage: Usage) -> list[str]:
     """Return what a run cost and where its time went, in a line each, and perhaps advice."""
     ranks, wall = usage.ranks, timedelta(seconds=round(usage.wall_seconds))
     attempts = "1 attempt" if usage.attempts == 1 else f"{usage.attempts} attempts"
-    cost = [f"{usage.gpu_hours:.3g} GPU-hours ({usage.gpus} GPUs)"] if usage.gpus else []
-    cost += [f"{usage.cpu_hours:.3g} CPU-hours ({usage.cpus} cores)"]
+    cost = [f"{usage.gpu_hours:.3g} GPU-hours (GPUs: {usage.gpus})"] if usage.gpus else []
+    cost += [f"{usage.cpu_hours:.3g} CPU-hours (cores: {usage.cpus})"]
     cost += [f"{usage.gpu_kwh:.3g} kWh by the GPUs"] if usage.gpu_kwh else []
     parts = _parts(usage)
     whole = max(sum(parts.values()), 1e-9)
     shares = [f"{each / whole:.0%} {name}" for name, each in parts.items()]
-    speed = [f"{rate:,.0f} {name.replace('_per_', ' a ')}" for name, rate in usage.rates.items()]
+    speed = [
+        SPEEDS[name].format(rate)
+        if name in SPEEDS
+        else f"{rate:,.0f} {name.replace('_per_', ' a ')}"
+        for name, rate in usage.rates.items()
+    ]
     return [
         f"cost: {wall} in {attempts}, {', '.join(cost)}",
         f"time: {', '.join(each for each in shares if not each.startswith('0% '))}",
@@ -208,7 +214,8 @@ def _machines(ranks: Ranks) -> Iterator[str]:
         if node["node_gib"]:
             limit = node["node_limit_gib"]
             memory = f"{node['node_gib']:.1f} of {limit:.1f} GiB on {node['host']}"
-        yield f"CPUs: {cores} of the {ranks[0]['cpus']:.0f} core(s) of a rank, at most {memory}"
+        offered = f"{ranks[0]['cpus']:.0f} core{'s' * (ranks[0]['cpus'] > 1)}"
+        yield f"CPUs: busy {cores} of {offered} of each rank, at most {memory}"
 
 
 def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
