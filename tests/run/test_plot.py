@@ -214,3 +214,56 @@ def test_mistakes(plot: ModuleType, tmp_path: Path, flags: list[str], message: s
     with pytest.raises(UsageError, match=message) as raised:
         plot.main([flag.format(tmp_path) for flag in flags])
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_drawn_as_a_mean_of_seeds(plot: ModuleType, tmp_path: Path) -> None:
+    """Runs of equal code and settings but for the seed, with all of them at least once."""
+
+    def labels(*runs: tuple[str, dict[str, object], str]) -> list[str]:
+        root = tmp_path / str(len(os.listdir(tmp_path)))
+        for name, settings, diff in runs:
+            facts = {"git": {"commit": f"{diff:.9}", "diff": diff}, "world_size": 1}
+            folder = write_run(root / name, **settings)
+            (folder / "provenance.json").write_text(json.dumps(facts))
+        return [
+            label.removeprefix(f"{root.name} ") for label in legend(plot.figure(plot.load([root])))
+        ]
+
+    mean = "(mean of 2 seeds; seed 1 unknown; seed 2 unknown)"
+    one, two = {"seed": 1, "lr": 0.1}, {"seed": 2, "lr": 0.1}
+    assert labels(("a", one, ""), ("b", two, "")) == [mean]
+    # What has no effect on a curve may differ.
+    assert labels(("a", {**one, "tags": ["x"]}, ""), ("b", {**two, "experiment": "y"}, "")) == [
+        mean
+    ]
+    other = {"seed": 3, "lr": 0.2}
+    assert labels(("a", one, ""), ("b", two, ""), ("c", other, ""))[0] == f"lr=0.1 {mean}"
+    both = labels(("a", one, "1st"), ("b", two, "1st"), ("c", one, "2nd"), ("d", two, "2nd"))
+    assert both == [f"1st {mean}", f"2nd {mean}"]
+    # Another code, a repetition, and settings that can't be read are no sample of seeds.
+    for runs in (
+        (("a", one, ""), ("b", two, "+ another line")),
+        (("a", one, ""), ("b", one, "")),
+        (("a", one, ""), ("b", two, ""), ("c", two, "")),
+        (("a", {"lr": 1}, ""), ("b", {"lr": 1}, "")),
+    ):
+        assert not any("mean" in label for label in labels(*runs)), runs
+
+
+def test_a_mean_is_pale_where_a_seed_has_no_value(plot: ModuleType, tmp_path: Path) -> None:
+    for seed, steps in enumerate((range(1, 5), range(1, 4), range(1, 6, 2))):
+        lines = [{"step": step, "train/loss": float(step * 10**seed)} for step in steps]
+        write_run(tmp_path / str(seed), lines, seed=seed)
+    (axes,) = plot.figure(plot.load([tmp_path])).axes
+    pale, whole = axes.lines
+    assert list(pale.get_xdata()) == [1, 2, 3, 4, 5]
+    assert list(pale.get_ydata()) == [37, 11, 111, 4, 500]
+    assert [x for x, y in zip(whole.get_xdata(), whole.get_ydata(), strict=True) if y == y] == [
+        1,
+        3,
+    ]
+    assert pale.get_alpha() < 1 and whole.get_alpha() is None
+    (band,) = axes.collections[0].get_paths()
+    assert {(x, y) for x, y in band.vertices} == {
+        (1, 1), (1, 100), (2, 2), (2, 20), (3, 3), (3, 300)
+    }  # fmt: skip
