@@ -98,6 +98,7 @@ THEIRS = {
     "python -m demo show RUN_DIR RUN_DIR": "tests/run/test_show.py::def test_the_difference_of_",
     "python -m demo prune *": "tests/run/test_prune.py::def test_what_stays_of_a_finished_run(",
     "python -m demo plot *": "tests/slurm/test_docs.py::def test_the_picture_of_a_run(",
+    "python -m demo report RUN_DIR": "tests/run/test_report.py::def test_a_page_says_everything_of",
     "python -m demo evaluate *": "tests/run/test_evaluate.py::def test_it_gives_the_numbers_of_",
     "python -m demo predict *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
     "python -m demo export *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",

@@ -21,6 +21,7 @@ MADE = (
         "logs/demo-7.out",
         "runs/demo/log.txt",
         "plot.png",
+        "report.html",
         "network.pt2",
         ".venv/bin/a.py",
     ),

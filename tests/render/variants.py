@@ -18,18 +18,24 @@ CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYX
 # The commands that answers choose, and their modules.
 DOCTOR = ("__init__", "findings", "nodes", "scripts", "software")
 CHECK_COMM = ("__init__", "examine", "operations")
+PLOT = [f"plot/{name}" for name in ("__init__", "curves", "panels")]
+REPORT = [f"report/{name}" for name in ("__init__", "page", "run")]
 TOOLS = {
     "doctor": [f"doctor/{name}" for name in DOCTOR],
     "check_comm": [f"check_comm/{name}" for name in CHECK_COMM],
-    "plot": ["plot/__init__", "plot/curves"],
+    "plot": PLOT,
     "evaluate": ["evaluate", "trained_network"],
     "predict": ["predict", "trained_network"],
     "export": ["export"],
     "show": ["show"],
     "prune": ["prune"],
+    "report": [*REPORT, *PLOT],
     "profile": ["profile"],
     "flops": ["flops", "peaks"],
 }
+
+TESTED = ("check_comm", "doctor", "plot", "report")
+"""Those with a file in a project's own tests."""
 
 # A few values of each question, the odd ones among them. A question that is not here fails a test.
 SAMPLES: dict[str, list[Any]] = {
@@ -80,7 +86,7 @@ SAMPLES: dict[str, list[Any]] = {
     "tools": [
         list(TOOLS),
         [],
-        ["doctor", "show"],
+        ["doctor", "show", "report"],
         ["check_comm", "plot", "evaluate", "export", "flops"],
         ["predict", "prune", "profile"],
     ],
@@ -255,7 +261,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"slurm/task_epilog.sh"}
     for tool in a["tools"]:
         files |= {f"{package}/tools/{name}.py" for name in TOOLS[tool]}
-        files |= {f"tests/test_{tool}.py"} if tool in ("check_comm", "doctor", "plot") else set()
+        files |= {f"tests/test_{tool}.py"} if tool in TESTED else set()
         files |= {f"slurm/{tool}.sbatch"} if tool in ("check_comm", "doctor") else set()
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}

@@ -64,6 +64,7 @@ COMMANDS = {
     "prune": "remove checkpoints of finished runs, to free space",
     "profile": "show where the time of profiled steps went",
     "plot": "draw the curves of runs to a file",
+    "report": "write a page about runs, to look at and to send",
     "monitor": "start and stop the trackers' web servers, as Slurm jobs",
     "check-trackers": "log a small run to every tracker and read it back",
     "sync": "send to the trackers what they missed of a run",

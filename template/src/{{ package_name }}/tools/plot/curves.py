@@ -114,8 +114,7 @@ def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
 def differing(runs: Sequence[Curves]) -> list[str]:
     """Return the settings in which runs differ, but for those that have no effect on a curve."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in IGNORED)
-    first = runs[0].settings
-    return [n for n in names if any(run.settings.get(n) != first.get(n) for run in runs)]
+    return [n for n in names if len({repr(run.settings.get(n)) for run in runs}) > 1]
 
 
 def _label(members: Sequence[Curves], shown: Sequence[str], commits: bool) -> str:

@@ -1,0 +1,386 @@
+"""The page about runs says what they were, fits in a mail, and does nothing in a browser."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from tests.slurm.browser import ARGS, NAMES
+
+from .conftest import PACED, Job, clean_environment, srun
+
+FLAGS = ("--log-every=5", "--checkpoint-every=10", "--validate-every=10", "--validation-size=500")
+EVIL = "\x1b]0;x\x07\u202e<script>document.title='taken'</script><img src=x onerror=alert(1)>\udcff"
+MEGABYTE = 1_000_000
+
+
+class Read(HTMLParser):
+    """What is in a page: its words, and its pictures by their type."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.pictures: list[tuple[str, bytes]] = []
+        self.feed(page)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "img":
+            kind, _, data = str(dict(attrs)["src"]).partition(";base64,")
+            self.pictures.append((kind, b64decode(data)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def curves(self) -> list[str]:
+        """Return the curves as SVG."""
+        return [data.decode() for kind, data in self.pictures if kind == "data:image/svg+xml"]
+
+
+Report = Callable[..., Read]
+
+
+@pytest.fixture(scope="module")
+def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what writes a page about some folders and reads it."""
+
+    def write(*folders: Path, output: Path | None = None) -> Read:
+        from demo.tools import report
+
+        output = output or tmp_path_factory.mktemp("page") / "report.html"
+        assert report.main([*map(str, folders), f"--output={output}"]) == 0
+        assert output.stat().st_size < MEGABYTE
+        return Read(output.read_text("utf-8"))
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def stopped(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run of two ranks that was stopped, and went on to its end."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    job = srun(project, folder, 2, *FLAGS, "--lr=0.123", **PACED)
+    job.wait_for_step(10)
+    job.processes[1].send_signal(signal.SIGUSR2)
+    assert job.wait().codes == [75, 75], job.log
+    job = srun(project, folder, 2, *FLAGS, "--lr=0.123").wait()
+    assert job.summary["resumed_from_step"]
+    return job
+
+
+@pytest.fixture(scope="module")
+def seeds(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds of a setting, of which one is stopped and one failed, and one of another."""
+    root = tmp_path_factory.mktemp("seeds") / "seeds"
+    flags = (*FLAGS, "--max-steps=20")
+    jobs = [srun(project, root / str(seed), 1, *flags, f"--seed={seed}") for seed in (0, 1)]
+    jobs += [srun(project, root / "2", 1, *flags, "--seed=2", **PACED)]
+    jobs += [srun(project, root / "other", 1, *flags, "--seed=0", "--lr=0.01")]
+    jobs[2].wait_for_step(10)
+    jobs[2].processes[0].send_signal(signal.SIGUSR2)
+    assert [job.wait().codes for job in jobs] == [[0], [0], [75], [0]]
+    return root
+
+
+def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
+    page, summary = report(stopped.run_dir), stopped.summary
+    for name in ("accuracy", "loss"):
+        assert f"{summary[f'test_{name}']:.5g} test {name}" in page.text
+    for text in (
+        f"{stopped.run_dir.parent.name}/stopped finished {stopped.run_dir}, last heard",
+        "cost 0:0",
+        " in 2 attempts",
+        "lr 0.123",
+        "world size 2, srun",
+        f"--run-dir={stopped.run_dir}",
+        "start 2",
+        "went on later",
+        f"more in {stopped.run_dir}/summary.json",
+    ):
+        assert text in page.text, text
+    assert "checkpoint_every 10" in page.text and "clip_norm" not in page.text
+    kinds = [kind for kind, _ in page.pictures]
+    figures = {re.sub(r"-\d+$", "", path.stem) for path in stopped.run_dir.glob("figures/*.png")}
+    assert kinds.count("data:image/png") == len(figures) > 0
+    assert len(page.curves()) == 5  # loss, lr and accuracy; speed and CPUs over time
+    assert "Left out" not in page.text
+    newest = max(stopped.run_dir.glob("figures/*.png"))
+    assert newest.read_bytes() in [data for _, data in page.pictures]
+
+
+def test_stops_are_marked_where_they_were(project: Path, stopped: Job) -> None:
+    from demo.tools.plot.curves import read_runs
+    from demo.tools.report import page, run
+
+    spans = run._spans(stopped.run_dir / "attempts")
+    (curves,) = read_runs([stopped.run_dir])
+    seen = []
+
+    class Kept(page.Page):
+        def add_panel(self, place: object, name: str, *arguments: object) -> None:
+            seen.append((name, arguments[-1]))
+
+    run._add_curves(Kept(""), curves, spans, 0)
+    marks = dict(seen)
+    resumed = stopped.summary["resumed_from_step"]
+    (step,) = marks["loss"].stops
+    assert step == max(line["step"] for line in curves.lines if line["step"] <= resumed)
+    (end,), (first, second) = marks["system/cpu_percent"].stops, marks["system/cpu_percent"].spans
+    times = [(line["time"] - curves.lines[0]["time"]) / 60 for line in curves.lines]
+    assert first[0] < times[0] < first[1] == end < second[0] < times[-1] <= second[1]
+
+
+def test_seeds_are_one_curve_that_names_those_that_did_not_end(
+    project: Path, report: Report, seeds: Path
+) -> None:
+    from demo.tools import plot
+
+    runs = plot.load([seeds])
+    figure = plot.figure(runs)
+    label = "seeds lr=0.15 (mean of 3 seeds; seed 2 preempted)"
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == [label, "seeds/other lr=0.01"]
+    (loss,) = (axes for axes in figure.axes if axes.get_title() == "loss")
+    pale, whole = (line for line in loss.lines[:2])
+    name = "train/loss"
+    values = {
+        step: [
+            line[name]
+            for run in runs[:3]
+            for line in run.lines
+            if line["step"] == step and name in line
+        ]
+        for step in pale.get_xdata()
+    }
+    assert {len(each) for each in values.values()} == {2, 3}
+    for step, mean, all_there in zip(values, pale.get_ydata(), whole.get_ydata(), strict=True):
+        assert mean == pytest.approx(sum(values[step]) / len(values[step]))
+        assert (all_there == mean) if len(values[step]) == 3 else (all_there != all_there)
+    (band,) = loss.collections[0].get_paths()
+    for step, each in values.items():
+        sides = {y for x, y in band.vertices if x == step}
+        assert {min(each), max(each)} <= sides
+    assert len(plot.figure(runs, together=False).legends[0].get_texts()) == 4
+    over_time = plot.figure(runs, x="time").legends[0].get_texts()
+    assert len(over_time) == 4
+
+    page = report(seeds)
+    assert label in page.text and "band from min to max" in page.text
+    assert "seeds/2 preempted" in page.text and "seed=2" in page.text
+    assert page.text.count("The end of the log") == 4
+
+
+def test_a_run_that_goes_on_and_then_fails(project: Path, report: Report, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 2, *FLAGS, **PACED)
+    try:
+        job.wait_for_step(5)
+        assert "run running" in report(job.run_dir).text
+        job.processes[1].send_signal(signal.SIGKILL)
+    finally:
+        job.processes[0].wait(60)
+        job.kill()
+    page = report(job.run_dir)
+    assert "run failed" in page.text and "lost another rank" in page.text
+    losses = [line["train/loss"] for line in job.metrics() if "train/loss" in line]
+    assert f"{losses[-1]:.5g} train/loss" in page.text and len(page.curves()) >= 4
+
+
+def write_run(folder: Path, **settings: object) -> Path:
+    """Write the folder of a run of 300 steps that says what EVIL says wherever it can."""
+    (folder / "attempts").mkdir(parents=True)
+    (folder / "figures").mkdir()
+    state = {"status": "failed", "error": EVIL, "job": None, "host": EVIL, "slow": [EVIL]}
+    state |= {"best_metric": EVIL, "best_score": 0.5, "progress": 0.5, "step": 300}
+    lines = [{"step": n, "time": 1e9 + n, "train/loss": 1 / n, EVIL: n} for n in range(1, 301)]
+    git = {"commit": EVIL, "changes": EVIL, "diff": f"{EVIL}\n+\tdone\n"}
+    facts = {"command": ["x", "train", EVIL], "git": git, "hostnames": [EVIL], "launcher": EVIL}
+    facts |= {"packages": {"torch": EVIL}, "template": {"_commit": EVIL}, "world_size": 2}
+    attempt = {"host": EVIL, "system": EVIL, "pid": 1, "started": 1, "cluster": None, "job": EVIL}
+    for name, text in {
+        "status.json": json.dumps(state),
+        "provenance.json": json.dumps(facts),
+        "config.yaml": json.dumps({EVIL: EVIL, "lr": EVIL, "seed": 1, **settings}),
+        "summary.json": json.dumps({f"test_{EVIL}": 0.25, "test_text": EVIL}),
+        "metrics.jsonl": "".join(f"{json.dumps(line)}\n" for line in lines),
+        "log.txt": f"{EVIL}\n\x9b31mred\r\n",
+        "attempts/1.json": json.dumps({**attempt, "restart": 0, "began": 1e9}),
+        "attempts/2.json": json.dumps({**attempt, "restart": 1, "began": 1.1e9}),
+        "attempts/3.json": json.dumps({**attempt, "restart": 2, "began": "soon"}),
+        "attempts/4.json": json.dumps({**attempt, "restart": 2, "began": 0}),
+    }.items():
+        (folder / name).write_text(text, "utf-8", errors="surrogateescape")
+    Image.new("RGB", (8, 8)).save(folder / "figures" / "a-00000001.png")
+    return folder
+
+
+def test_foreign_text_is_shown_and_does_nothing(report: Report, tmp_path: Path) -> None:
+    run = write_run(tmp_path / EVIL.replace("/", "|"))
+    other = write_run(tmp_path / "other", seed=2)
+    for page in (report(run), report(run, other)):
+        assert {"script", "link", "iframe", "object", "svg"} & {*page.tags} == set()
+        assert {kind for kind, _ in page.pictures} == {"data:image/svg+xml", "data:image/png"}
+        text = "".join(page.words)
+        assert all(c.isprintable() or c == "\n" for c in text)
+        shown = "\\x1b]0;x\\x07\\u202e<script>document.title='taken'</script><img src=x onerror="
+        assert text.count(shown) > 10
+        assert "\\x9b31mred" in text and "+       done" in text
+        for svg in page.curves():
+            parts = [*ElementTree.fromstring(svg).iter()]
+            assert not any("script" in part.tag or "onerror" in part.attrib for part in parts)
+
+
+def test_what_is_damaged_or_missing_hides_nothing_else(report: Report, tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "whole")
+    (tmp_path / "secret.png").write_bytes(b"\x89PNG hunter2" + bytes(16))
+    names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
+    hows = ("gone", "noise", "deep", "other", "folder")
+    for number, name in enumerate(names):
+        for how in (hows[number % 5], "link"):
+            run = shutil.copytree(whole, tmp_path / how / str(number))
+            path = run / name
+            path.unlink()
+            if how == "noise":
+                path.write_bytes(b"\x89PNG\xff\x00{" * 3)
+            elif how == "deep":
+                path.write_text("[" * 50_000)
+            elif how == "other":  # what it should not be
+                path.write_text('{"status": 7, "git": {"commit": {}}, "began": "x", "lr": [1e999]}')
+            elif how == "link":
+                path.symlink_to(tmp_path / "secret.png")
+            elif how == "folder":
+                path.mkdir()
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/config.yaml").write_text("lr: 0x" + "f" * 60_000)
+    extremes = [{"step": 10**400, "time": 1}, {"step": -(10**299), "time": 1e299, "a/b": 1e299}]
+    extremes += [{"step": 1, "time": -1e299, "a/b": -1e299}, {"step": True, "a/b": 1, "time": True}]
+    text = "".join(f"{json.dumps(each)}\n" for each in extremes)
+    (tmp_path / "lines/metrics.jsonl").write_text(text)
+    from demo.tools import report as module
+    from demo.tools.plot.curves import read_runs
+    from demo.tools.runs import find_runs
+
+    for each in read_runs(find_runs([tmp_path])):
+        text = module.page_of([each])
+        assert each.folder.name in text and len(text.encode()) < MEGABYTE
+        assert b"hunter2" not in b"".join(data for _, data in Read(text).pictures)
+        if each.folder.name.isdecimal():
+            assert "script" not in Read(text).tags and text.count("&lt;script") > 5
+
+
+def test_a_page_has_at_most_a_megabyte(report: Report, tmp_path: Path) -> None:
+    name = "n" * 120
+    run = write_run(tmp_path / name / name, **{f"{'s' * 1000}{n}": "&" * 1000 for n in range(20)})
+    noise = Image.effect_noise((640, 480), 99)
+    for number in range(40):
+        noise.save(run / f"figures/picture{number:02}-{number:08}.png")
+    assert (run / "figures/picture39-00000039.png").stat().st_size > 250_000
+    Image.new("RGB", (8, 8)).save(run / f"figures/{'f' * 200}-00000007.png")
+    with (run / "log.txt").open("w") as file:
+        file.writelines(f"{number} {'<' * 1000}\n" for number in range(100_000))
+    facts = json.loads((run / "provenance.json").read_text())
+    facts["git"]["diff"] = "<" * 100_000
+    (run / "provenance.json").write_text(json.dumps(facts))
+    metrics = [f"{'m' * 1000}{n}/loss" for n in range(30)]
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(1500):
+            values = dict.fromkeys(metrics, (step * 7919) % 104729)
+            file.write(f"{json.dumps({'step': step, **values})}\n")
+    page = report(run)
+    assert "99999 <<<" in page.text and "99940 <<<" not in page.text
+    assert "megabyte" in page.text and "picture39" in page.text
+    assert len(page.curves()) > 3
+    curve = page.curves()[1]
+    assert len(re.findall(r"[ML] [\d.]+ [\d.]+", curve)) < 1500
+    # Many runs: the table comes first, and says how many more there are.
+    for number in range(120):
+        copy = tmp_path / "many" / f"{name}{number}"
+        copy.mkdir(parents=True)
+        for file in ("config.yaml", "status.json"):
+            shutil.copy(run / file, copy)
+    page = report(tmp_path / "many")
+    assert page.tags.count("tr") > 100 and "20 rows of the table" in page.text
+
+
+def test_curves_keep_their_peaks_when_they_are_thinned(project: Path) -> None:
+    from demo.tools.plot.panels import _kept
+
+    values = [0.0] * 100_000
+    values[70_001], values[5] = 9.0, -9.0
+    kept = _kept([values], 600)
+    assert {0, 5, 70_001, 99_999} <= {*kept} and len(kept) <= 610
+
+
+def test_a_browser_shows_it_without_network_and_script(
+    report: Report, stopped: Job, seeds: Path, tmp_path: Path
+) -> None:
+    evil = write_run(tmp_path / "evil")
+    pages = {"one": (stopped.run_dir,), "many": (seeds,), "evil": (evil, stopped.run_dir)}
+    program = next(filter(None, map(shutil.which, NAMES)))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=ARGS)
+        page, asked, said = browser.new_context(offline=True).new_page(), [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        for name, folders in pages.items():
+            file = tmp_path / f"{name}.html"
+            report(*folders, output=file)
+            page.goto(file.as_uri())
+            assert page.title() != "taken"
+            for text in ("Curves", "Where it came from", "The end of the log"):
+                assert page.get_by_text(text).first.is_visible()
+            for width in (1400, 400):
+                page.set_viewport_size({"width": width, "height": 900})
+                wide, pictures = page.evaluate(LOOK)
+                assert wide <= width
+                assert pictures and all(found >= 8 for found in pictures)
+                page.screenshot(path=tmp_path / f"{name}-{width}.png", full_page=True)
+        browser.close()
+    assert asked == [(tmp_path / f"{name}.html").as_uri() for name in pages]
+    assert said == []  # such as that something was blocked
+
+
+# The width that a page takes, and the widths of its pictures as they were decoded.
+LOOK = """() => [
+    document.documentElement.scrollWidth,
+    [...document.images].map(each => each.naturalWidth),
+]"""
+
+
+def test_mistakes_and_no_torch(project: Path, stopped: Job, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from demo.engine.errors import UsageError
+from demo.tools import report
+(run, empty), said = ({str(stopped.run_dir)!r}, {str(tmp_path)!r}), []
+for flags in ([empty], ["nowhere"], [run, "--output=/proc/x.html"]):
+    try:
+        report.main(flags)
+    except UsageError as error:
+        said.append(str(error))
+report.main([run, "--output=" + empty + "/a.html"])
+print(*said, *({{"torch", "matplotlib.pyplot"}} & set(sys.modules)), sep="|")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(project),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    nothing, nowhere, unwritable = done.stdout.splitlines()[-1].split("|")
+    assert nothing.startswith("nothing to report: name folders of runs")
+    assert nowhere.startswith("no folder nowhere")
+    assert unwritable.startswith("can't write /proc/x.html: ") and "change --output" in unwritable
