@@ -9,13 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from . import accounts
 from .cluster import missing, wait_for
 
 HOLDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from slurm.cluster import Cluster
-with Cluster(nodes=2) as cluster:
+with Cluster(nodes=2, accounts=sys.argv[2] == "accounts") as cluster:
     cluster.run("sbatch", "--nodes=2", "--output=/dev/null", "--wrap", "srun sleep 1000")
     print(cluster.folder, flush=True)
     sys.stdin.readline()
@@ -40,19 +41,20 @@ def members(folder: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_nothing_is_left(killed: bool) -> None:
-    if reason := missing():
+@pytest.mark.parametrize(("killed", "kept"), [(False, "nothing"), (True, "accounts")])
+def test_nothing_is_left(killed: bool, kept: str) -> None:
+    if reason := missing() or (accounts.missing() if kept == "accounts" else None):
         pytest.skip(reason)
     before = machine()
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(Path(__file__).parents[1])],
+        [sys.executable, "-c", HOLDER, str(Path(__file__).parents[1]), kept],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     folder = holder.stdout.readline().strip()
     names = {"slurmctld", "slurmd", "munged", "srun", "sleep"}
+    names |= {"slurmdbd", "mariadbd"} if kept == "accounts" else set()
     wait_for(
         lambda: names <= {process.name() for process in members(folder)},
         lambda: f"{members(folder)}",
