@@ -72,11 +72,11 @@ def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
 def stopped(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A run of two ranks that was stopped, and went on to its end."""
     folder = tmp_path_factory.mktemp("runs") / "stopped"
-    job = srun(project, folder, 2, *FLAGS, "--lr=0.123", **PACED)
+    job = srun(project, folder, 2, *FLAGS, "--lr=0.123", "--clip-norm=None", **PACED)
     job.wait_for_step(10)
     job.processes[1].send_signal(signal.SIGUSR2)
     assert job.wait().codes == [75, 75], job.log
-    job = srun(project, folder, 2, *FLAGS, "--lr=0.123").wait()
+    job = srun(project, folder, 2, *FLAGS, "--lr=0.123", "--clip-norm=None").wait()
     assert job.summary["resumed_from_step"]
     return job
 
@@ -111,7 +111,9 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
         f"more in {stopped.run_dir}/summary.json",
     ):
         assert text in page.text, text
-    assert "checkpoint_every 10" in page.text and "clip_norm" not in page.text
+    for text in ("checkpoint_every 10", "clip_norm None"):
+        assert text in page.text
+    assert "accumulate" not in page.text
     kinds = [kind for kind, _ in page.pictures]
     figures = {re.sub(r"-\d+$", "", path.stem) for path in stopped.run_dir.glob("figures/*.png")}
     assert kinds.count("data:image/png") == len(figures) > 0

@@ -39,7 +39,7 @@ h3 { font-size: 1.05rem; margin-top: 1.25rem; }
 img { display: block; max-width: 100%; height: auto; } figure.curve img { width: 100%; }
 figcaption, small, .soft { color: var(--soft); font-size: .85rem; }
 .status { display: inline-block; padding: .05rem .65rem; border-radius: 1rem; font-size: .9rem;
-  font-weight: 600; color: #fff; background: #8a6100; vertical-align: middle; }
+  font-weight: 600; white-space: nowrap; color: #fff; background: #8a6100; vertical-align: middle; }
 .finished { background: #18794e; } .running { background: #1b62b5; }
 .failed, .lost, .stuck { background: #b42318; }
 .numbers { display: grid; gap: .75rem;
@@ -49,7 +49,8 @@ figcaption, small, .soft { color: var(--soft); font-size: .85rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { padding: .35rem .8rem .35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; } table.facts th { width: 12rem; }
+th { color: var(--soft); font-weight: 600; } thead th { white-space: nowrap; }
+table.facts th { width: 12rem; }
 pre { margin: 0; padding: .8rem; border-radius: .5rem; background: var(--pale); font-size: .78rem;
   line-height: 1.45; white-space: pre-wrap; }
 summary { cursor: pointer; padding: .3rem 0; } a { color: inherit; }
@@ -61,7 +62,7 @@ i { display: inline-block; width: 1.6rem; height: .25rem; margin: 0 .4rem .2rem 
   .runs td { display: flex; gap: 1rem; justify-content: space-between; border: 0; padding: 0; }
   .runs td:first-child { font-weight: 600; border-top: 1px solid var(--line); padding-top: .6rem; }
   .runs td:empty { display: none; }
-  .runs td:not(:first-child)::before { content: attr(data-name); color: var(--soft); }
+  .runs td:not(:first-child)::before { content: attr(data-name); flex: none; color: var(--soft); }
 }
 @media print {
   body { padding: 0; font-size: 11px; grid-template-columns: 1fr 1fr; }

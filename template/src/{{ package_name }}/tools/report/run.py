@@ -39,8 +39,12 @@ def add_run(page: Page, curves: Curves, place: int) -> bool:
     run, name, before = curves.run, curves.name, len(page.left_out)
     spans, known = _spans(run.folder / "attempts"), read(run.folder / "provenance.json")
     page.add((place, 0), name, *_status(curves, "h2" if place else "h1"))
-    defaults = Settings().as_dict() | {"run_dir": curves.settings.get("run_dir")}
-    given = {n: v for n, v in curves.settings.items() if v != defaults.get(n, v)}
+    defaults = Settings().as_dict() | {n: curves.settings.get(n) for n in ("run_dir", "ranks")}
+    given = {
+        name: short(str(value) if isinstance(value, float) else value) or '""'
+        for name, value in curves.settings.items()
+        if value != defaults.get(name)
+    }
     title = make("h3", "Settings that differ from the defaults")
     page.add((place, 3), f"{name}: settings", title, facts(given))
     title = make("h3", "Where it came from")
@@ -62,7 +66,7 @@ def add_run(page: Page, curves: Curves, place: int) -> bool:
 
 def status_of(run: Run) -> Element:
     """Return the status as a badge."""
-    return make("span", run.status, class_=f"status {run.status}")
+    return make("span", short(run.status, 24), class_=f"status {run.status}")
 
 
 def _status(curves: Curves, heading: str) -> list[Element]:
