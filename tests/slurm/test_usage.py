@@ -39,6 +39,8 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Proje
     root = tmp_path_factory.mktemp("project") / "demo"
     shrink(render_project(root, **ANSWERS, trackers=[]))
     set_up(root)
+    # What comes before the ranks is paid, too, such as modules that take long to load.
+    (root / "slurm/site.sh").write_text("sleep 4\n")
     return Project(cluster, root)
 
 
