@@ -6,17 +6,23 @@ that count joules on Cray's nodes. A process writes them: to Slurm, they are as 
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
-COMMANDS = ("slurmdbd", "mariadbd")
 WATTS = 1000  # of each node, whatever it does
 
 
 def missing() -> str | None:
     """Return why this machine's Slurm can't keep accounts, None if it can."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    absent = [name for name in COMMANDS if not shutil.which(name, path=path)]
-    return f"accounts need {', '.join(absent)}: run scripts/install-slurm.sh" if absent else None
+    found = {name: shutil.which(name, path=path) for name in ("slurmctld", "slurmdbd", "mariadbd")}
+    if absent := [name for name, command in found.items() if not command]:
+        return f"accounts need {', '.join(absent)}: run scripts/install-slurm.sh"
+    version = subprocess.check_output([str(found["slurmctld"]), "-V"], text=True).split()[-1]
+    if version.startswith("26.05"):
+        # As of November 2026: look again when Debian has newer packages.
+        return f"slurmdbd {version} can't read what its database answers (error 5027)"
+    return None
 
 
 def settings(folder: Path) -> str:

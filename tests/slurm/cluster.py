@@ -290,10 +290,12 @@ class Cluster:
         wait_for(socket.exists, lambda: self.logs)
         self._daemon(*accounts.meter(self.folder))
         self._daemon("env", f"MYSQL_UNIX_PORT={socket}", "slurmdbd", "-D")
-        wait_for(
-            lambda: self.run("sacctmgr", "show", "cluster", check=False).returncode == 0,
-            lambda: self.logs,
-        )
+
+        def answers() -> bool:
+            assert self.daemons[-1].poll() is None, f"slurmdbd has ended\n{self.logs}"
+            return self.run("sacctmgr", "show", "cluster", check=False).returncode == 0
+
+        wait_for(answers, lambda: self.logs)
 
     def _configure(self) -> None:
         munge = self.folder / "munge"
