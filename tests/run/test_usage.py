@@ -123,7 +123,8 @@ def test_memory_and_cores_are_those_of_the_kernel(
     assert 0.5 < first["node_gib"] <= int(peak.read_text()) / GIB
     assert f"{first['node_gib']:.1f} of 3.0 GiB on" in job.log
     used = sum(each["cpu_seconds"] for each in found["ranks"])
-    assert used == pytest.approx(cpu_seconds(cgroups[-1]), rel=0.15)
+    # The figures are drawn after the last sample.
+    assert used == pytest.approx(cpu_seconds(cgroups[-1]), rel=0.3)
 
 
 PEAK = ("memory.max_usage_in_bytes", "memory.peak")
@@ -181,7 +182,8 @@ def test_all_attempts_count(project: Path, tmp_path: Path, ranks: int) -> None:
         parts = [one[name] for one in each]
         assert sum(parts[:2]) < found[name] <= sum(parts), name
     assert each[1]["wall_seconds"] > 0
-    assert found["wall_seconds"] < time.time() - began
+    # A process knows when the machine started to a second, and its own start relative to that.
+    assert found["wall_seconds"] < time.time() - began + 1
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])
     of_rank_1 = [one["ranks"][1]["cpu_seconds"] for one in each if len(one["ranks"]) > 1]
     assert found["ranks"][1]["cpu_seconds"] == pytest.approx(sum(of_rank_1), rel=0.2)
@@ -199,8 +201,8 @@ def test_a_job_is_paid_from_its_start(
     for number in (1, 2):
         (tmp_path / f"attempts/{number}.json").touch()
         file = usage.UsageFile(tmp_path, workers=0)
-        file.note([RANK, {**RANK, "host": "n2", "gpus": 2}], {})
-        file.write({part: 1.0 for part in usage.PARTS})
+        ranks = [usage.Rank(**RANK), usage.Rank(**{**RANK, "host": "n2", "gpus": 2})]
+        file.write(ranks, {}, {part: 1.0 for part in usage.PARTS})
     first, second = usage.read(tmp_path).values()
     assert (first.nodes, first.cpus, first.gpus) == (2, 16, 6)
     assert first.wall_seconds == pytest.approx(1000, abs=1)
@@ -213,7 +215,7 @@ def test_a_job_is_paid_from_its_start(
     assert usage.UsageFile(tmp_path / "trial", workers=0).usage.began > now - 1000 + 10
 
 
-RANK = {
+RANK: dict[str, Any] = {
     **{"host": "n1", "gpu": "NVIDIA A100", "gpus": 4, "cpus": 8, "seconds": 100.0},
     **{"cpu_seconds": 700.0, "data_seconds": 1.0, "gpu_seconds": 90.0, "gpu_joules": 36000.0},
     **{
@@ -234,7 +236,7 @@ RANK = {
         ({"gpu_seconds": 31.0}, "the GPUs computed 31% of the time: a larger --batch-size"),
         ({"gpu_gib": 9.0}, "9.0 of 80.0 GiB of a GPU used: a larger --batch-size fits"),
         ({"cpu_seconds": 110.0}, "1.1 of 8 cores of a rank used: ask for fewer"),
-        ({"node_gib": 6.0}, "6.0 of 64.0 GiB of a node used: ask for less memory"),
+        ({"node_gib": 6.0}, "6.0 of 64.0 GiB of a node used: ask for less"),
     ],
 )
 def test_advice_is_given_where_it_is_plain(
@@ -243,7 +245,10 @@ def test_advice_is_given_where_it_is_plain(
     both = changes if "data_seconds" not in changes else {}
     seconds = {**dict.fromkeys(usage.PARTS, 0.0), "steps": 100.0}
     cost = usage.Usage(
-        began=0, wall_seconds=100, seconds=seconds, ranks=[{**RANK, **both}, {**RANK, **changes}]
+        began=0,
+        wall_seconds=100,
+        seconds=seconds,
+        ranks=[usage.Rank(**{**RANK, **both}), usage.Rank(**{**RANK, **changes})],
     )
     cost.job = "7"
     said = usage.lines(cost)[-1]
@@ -257,10 +262,17 @@ def test_advice_is_given_where_it_is_plain(
 
 def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
     seconds = {**dict.fromkeys(usage.PARTS, 1.0), "steps": 94.0}
-    idle = {**RANK, "gpu_seconds": 50.0, "gpu_gib": 75.0, "cpu_seconds": 500.0, "host": "n2"}
+    idle: dict[str, Any] = {
+        **RANK,
+        "gpu_seconds": 50.0,
+        "gpu_gib": 75.0,
+        "cpu_seconds": 500.0,
+        "host": "n2",
+    }
     cost = usage.Usage(
         **{"began": 0, "wall_seconds": 5025, "gpu_hours": 11.2, "gpu_kwh": 0.5, "cpu_hours": 90.0},
-        **{"gpus": 8, "cpus": 64, "attempts": 2, "seconds": seconds, "ranks": [RANK, idle]},
+        **{"gpus": 8, "cpus": 64, "attempts": 2, "seconds": seconds},
+        ranks=[usage.Rank(**RANK), usage.Rank(**idle)],
         rates={"samples_per_second": 12345.6},
     )
     assert usage.lines(cost) == [
@@ -279,11 +291,11 @@ def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
 def test_damaged_files_do_not_count(usage: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "attempts"
     folder.mkdir()
-    whole = asdict(usage.Usage(began=1.0, wall_seconds=60, ranks=[RANK]))
+    whole = asdict(usage.Usage(began=1.0, wall_seconds=60, ranks=[usage.Rank(**RANK)]))
     foreign: list[Any] = [
         *([], "x", {}, {"began": "x"}, {**whole, "seconds": {}}, {**whole, "ranks": [3]}),
         *({**whole, "ranks": [{**RANK, "gib": "x"}]}, {**whole, "rates": {"a": []}}),
-        *({**whole, "wall_seconds": 1e301}, {**whole, "more": 1}),
+        {**whole, "wall_seconds": 1e301},
     ]
     for number, content in enumerate([*foreign, whole], 1):
         (folder / f"{number}.json").touch()

@@ -207,8 +207,7 @@ class RunLogger:
     def write_usage(self) -> None:
         """Write what this attempt has used."""
         meter = self.checkpointing.meter
-        self.usage.note(meter.ranks, meter.rates())
-        self.usage.write(CLOCK.read())
+        self.usage.write(meter.ranks, meter.rates(), CLOCK.read())
 
     def log_usage(self) -> dict[str, Any]:
         """Log what the run has cost; return it. Only rank 0 calls this."""

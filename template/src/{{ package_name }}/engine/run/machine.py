@@ -15,6 +15,7 @@ import torch
 from ..ranks.device import BACKENDS, gpu_properties
 from ..ranks.environment import Ranks
 from .clock import CLOCK
+from .usage import Rank
 
 GIB = 2**30
 INTERVAL = 10  # seconds between two looks at all processes, which take milliseconds
@@ -40,31 +41,26 @@ class Machine:
         self.thread = threading.Thread(target=self._watch, name="machine", daemon=True)
         self.thread.start()
 
-    def describe(self) -> dict[str, Any]:
-        """Return what this rank had used at the last sample, and what it may use.
-
-        `gib` is the most memory of the rank and its loading workers together; `node_gib` that of
-        all processes under the limit of the node, `node_limit_gib`. `gpu_seconds` is the time in
-        which the GPU computed. `gpus` are those of the node that the job has. 0 or "": not known.
-        """
-        properties: Any = gpu_properties(self.device)
+    def describe(self) -> Rank:
+        """Return what this rank had used at the last sample, and what it may use."""
+        gpu: Any = gpu_properties(self.device)
         seconds = time.time() - PROCESS.create_time()
-        return {
-            "host": socket.gethostname(),
-            "seconds": seconds,
-            "cpus": Ranks.from_environment(os.environ).cpus(os.environ),
-            "cpu_seconds": self.cpu_seconds,
-            "data_seconds": CLOCK.read()["data"],
-            "gib": self.gib,
-            "node_gib": self.node_gib,
-            "node_limit_gib": self.node_limit_gib,
-            "gpus": int(os.environ.get("SLURM_GPUS_ON_NODE") or 0),
-            "gpu": properties.name if properties else "",
-            "gpu_seconds": seconds * _mean(self.busy) / 100,
-            "gpu_joules": seconds * _mean(self.watts),
-            "gpu_gib": self.gpu.max_memory_reserved(self.device) / GIB if self.gpu else 0,
-            "gpu_limit_gib": properties.total_memory / GIB if properties else 0,
-        }
+        return Rank(
+            host=socket.gethostname(),
+            seconds=seconds,
+            cpus=Ranks.from_environment(os.environ).cpus(os.environ),
+            cpu_seconds=self.cpu_seconds,
+            data_seconds=CLOCK.read()["data"],
+            gib=self.gib,
+            node_gib=self.node_gib,
+            node_limit_gib=self.node_limit_gib,
+            gpu=gpu.name if gpu else "",
+            gpus=int(os.environ.get("SLURM_GPUS_ON_NODE") or 0),
+            gpu_seconds=seconds * _mean(self.busy) / 100,
+            gpu_joules=seconds * _mean(self.watts),
+            gpu_gib=self.gpu.max_memory_reserved(self.device) / GIB if gpu else 0,
+            gpu_limit_gib=gpu.total_memory / GIB if gpu else 0,
+        )
 
     def gpu_percent(self) -> float | None:
         """Return the mean use of the GPU since the last call, None if it is unknown."""

@@ -15,6 +15,7 @@ from ..ranks.world import World
 from .machine import GIB, PROCESS, Machine
 from .record import LOSS, RECORDER, record
 from .slow_ranks import SlowRanks
+from .usage import Rank
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Meter:
         self.device, self.rate = device, f"train/{unit}_per_second"
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
         self.slow, self.machine = SlowRanks(), Machine(device)
-        self.ranks: list[dict[str, Any]] = []
+        self.ranks: list[Rank] = []
         self.begin()
 
     def begin(self) -> None:

@@ -10,28 +10,55 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_type_hints
+from typing import Annotated
 
 import psutil
+from annotated_types import Gt, Lt
 
 from ..errors import printable
-from ..filesystem import read_object, write_atomically
+from ..filesystem import read_bytes, write_atomically
 from .clock import PARTS
 from .run_lock import newest
 
 LEAST = 60.0  # seconds of training that advice needs
 NAMES = {"data": "waiting for data"}  # of parts, in the log
 SPEEDS = {"tflops_per_second": "{:.3g} TFLOP/s of a rank", "mfu_percent": "{:.0f}% MFU"}
-COSTS = ("wall_seconds", "cpu_hours", "gpu_hours", "gpu_kwh")
-# The values of a rank: sums over attempts, maxima over attempts, and what it may use.
+# Of the values of a rank: those that attempts add up to, and the largest of all attempts.
 ADDED = ("seconds", "cpu_seconds", "data_seconds", "gpu_seconds", "gpu_joules")
 LARGEST = ("gib", "node_gib", "gpu_gib")
-OFFERED = ("cpus", "node_limit_gib", "gpus", "gpu_limit_gib")
-Ranks = Sequence[Mapping[str, Any]]
+Number = Annotated[float, Gt(-1e12), Lt(1e12)]  # in another user's file, too
+
+
+@dataclass
+class Rank:
+    """What a rank had used at its last sample, since its process began, and what it may use.
+
+    Args:
+        seconds, cpu_seconds, data_seconds, gpu_seconds: of its process, of all its cores, that it
+            waited for batches, and in which its GPU computed.
+        gib: the most memory of the rank and its loading workers together.
+        node_gib: that of all processes under the limit of the node, `node_limit_gib`.
+        gpus: those of the node that the job has. 0 or "" in any place: not known.
+    """
+
+    host: str
+    seconds: Annotated[float, Gt(0), Lt(1e12)]
+    cpus: int
+    cpu_seconds: Number
+    data_seconds: Number
+    gib: Number
+    node_gib: Number
+    node_limit_gib: Number
+    gpu: str
+    gpus: int
+    gpu_seconds: Number
+    gpu_joules: Number
+    gpu_gib: Number
+    gpu_limit_gib: Number
 
 
 @dataclass
@@ -45,25 +72,24 @@ class Usage:
         gpu_kwh: energy of the GPUs, as far as it is known.
         seconds: wall time of rank 0 by part (clock.py).
         nodes, cpus, gpus: what Slurm gave the job, on all nodes. workers: of each rank.
-        ranks: what each rank used (`describe` in machine.py).
         rates: what the run trains a second, such as {"samples_per_second": 1234.5}.
     """
 
-    began: float | int
-    until: float | int = 0
+    began: Number
+    until: Number = 0
     attempts: int = 1
-    wall_seconds: float | int = 0
-    cpu_hours: float | int = 0
-    gpu_hours: float | int = 0
-    gpu_kwh: float | int = 0
-    seconds: dict = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    wall_seconds: Number = 0
+    cpu_hours: Number = 0
+    gpu_hours: Number = 0
+    gpu_kwh: Number = 0
+    seconds: dict[str, Number] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     nodes: int = 1
     cpus: int = 1
     gpus: int = 0
     job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
     workers: int = 0
-    ranks: list = field(default_factory=list)
-    rates: dict = field(default_factory=dict)
+    ranks: list[Rank] = field(default_factory=list)
+    rates: dict[str, Number] = field(default_factory=dict)
 
 
 class UsageFile:
@@ -78,27 +104,25 @@ class UsageFile:
         since = min(float(os.environ["PAID_SINCE"]), own) if paid else own
         self.usage = Usage(max(since, before.until if before else 0), workers=workers)
 
-    def note(self, ranks: Ranks, rates: Mapping[str, float]) -> None:
-        """Take what the ranks have used until now, and what the run trains a second."""
-        usage, hosts = self.usage, [each["host"] for each in ranks if each["gpu"]]
-        gpus = {each["host"]: max(each["gpus"], hosts.count(each["host"])) for each in ranks}
-        # Such as 4(x2),8: cores of the job's nodes.
-        given = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        asked = sum(each["cpus"] for each in ranks)
-        usage.cpus = sum(int(cpus) * int(times or 1) for cpus, times in given) or asked
-        usage.nodes, usage.gpus = len(gpus), sum(gpus.values())
-        usage.ranks, usage.rates = list(map(dict, ranks)), dict(rates)
-        usage.gpu_kwh = sum(each["gpu_joules"] for each in ranks) / 3.6e6
-
-    def write(self, seconds: Mapping[str, float]) -> None:
-        """Write the file; a full disk is no error.
+    def write(
+        self, ranks: Sequence[Rank], rates: Mapping[str, float], seconds: Mapping[str, float]
+    ) -> None:
+        """Write what was used until now; a full disk is no error.
 
         Args:
-            seconds: by part, since the clock of this process began.
+            ranks, rates: as in `Usage`. seconds: by part, since the clock of this process began.
         """
-        usage, now = self.usage, time.time()
+        usage, now, hosts = self.usage, time.time(), [each.host for each in ranks if each.gpu]
+        gpus = {each.host: max(each.gpus, hosts.count(each.host)) for each in ranks}
+        # Such as 4(x2),8: cores of the job's nodes.
+        given = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        usage.cpus = sum(int(cpus) * int(times or 1) for cpus, times in given)
+        usage.cpus = usage.cpus or sum(each.cpus for each in ranks)
+        usage.nodes, usage.gpus = len(gpus), sum(gpus.values())
+        usage.ranks, usage.rates = list(ranks), dict(rates)
         usage.until, usage.wall_seconds = now, (wall := now - usage.began)
         usage.cpu_hours, usage.gpu_hours = (n * wall / 3600 for n in (usage.cpus, usage.gpus))
+        usage.gpu_kwh = sum(each.gpu_joules for each in ranks) / 3.6e6
         before = wall - sum(seconds.values())  # of the batch script, and of Python's own start
         usage.seconds = {**seconds, "starting": seconds["starting"] + before}
         with suppress(OSError):
@@ -113,9 +137,8 @@ def total(run_dir: Path) -> Usage | None:
     attempts = list(read(run_dir).values())
     if not attempts:
         return None
-    result = Usage(**vars(attempts[-1]))
-    result.began, result.attempts = attempts[0].began, len(attempts)
-    for name in COSTS:
+    result = replace(attempts[-1], began=attempts[0].began, attempts=len(attempts))
+    for name in ("wall_seconds", "cpu_hours", "gpu_hours", "gpu_kwh"):
         setattr(result, name, sum(getattr(each, name) for each in attempts))
     result.seconds = {part: sum(each.seconds[part] for each in attempts) for part in PARTS}
     result.ranks = [
@@ -127,43 +150,28 @@ def total(run_dir: Path) -> Usage | None:
 
 def read(run_dir: Path) -> dict[int, Usage]:
     """Return the usage of each attempt of a run by its number, the first one first."""
+    from pydantic import TypeAdapter
+
     names = [path.name.split("-")[0] for path in (run_dir / "attempts").glob("*-usage.json")]
-    found = {}
+    found, adapter = {}, TypeAdapter(Usage)
     for number in sorted(int(name) for name in names if name.isdecimal()):
-        path = run_dir / "attempts" / f"{number}-usage.json"
-        with suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
-            usage = Usage(**read_object(path, get_type_hints(Usage)))
-            for name in COSTS:
-                _number(getattr(usage, name))
-            usage.seconds = {part: _number(usage.seconds[part]) for part in PARTS}
-            usage.rates = {printable(n): _number(rate) for n, rate in usage.rates.items()}
-            usage.ranks = [
-                {name: _number(each[name]) for name in (*ADDED, *LARGEST, *OFFERED)}
-                | {name: printable(str(each[name])) for name in ("host", "gpu")}
-                for each in usage.ranks
-                if each["seconds"] > 0
-            ]
-            found[number] = usage
+        with suppress(OSError, ValueError):
+            content = read_bytes(run_dir / "attempts" / f"{number}-usage.json")
+            usage = adapter.validate_json(content)
+            if usage.seconds.keys() == set(PARTS):
+                found[number] = usage
     return found
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 - of another user's file
-    """Return a number; raise ValueError for one that can't be shown or added up."""
-    if abs(number := float(value)) < 1e12:
-        return number
-    raise ValueError(f"{number} is out of range")
-
-
-def _merged(attempts: Ranks) -> dict[str, Any]:
+def _merged(attempts: Sequence[Rank]) -> Rank:
     """Return what a rank used in several attempts."""
-    added = {name: sum(each[name] for each in attempts) for name in ADDED}
-    return {**attempts[-1], **added, **{n: max(each[n] for each in attempts) for n in LARGEST}}
+    of = {name: [getattr(each, name) for each in attempts] for name in (*ADDED, *LARGEST)}
+    return replace(attempts[-1], **{n: (sum if n in ADDED else max)(of[n]) for n in of})
 
 
 def lines(usage: Usage) -> list[str]:
     """Return what a run cost and where its time went, in a line each, and perhaps advice."""
-    ranks, wall = usage.ranks, timedelta(seconds=round(usage.wall_seconds))
-    attempts = "1 attempt" if usage.attempts == 1 else f"{usage.attempts} attempts"
+    wall, many = timedelta(seconds=round(usage.wall_seconds)), usage.attempts
     cost = [f"{usage.gpu_hours:.3g} GPU-hours (GPUs: {usage.gpus})"] if usage.gpus else []
     cost += [f"{usage.cpu_hours:.3g} CPU-hours (cores: {usage.cpus})"]
     cost += [f"{usage.gpu_kwh:.3g} kWh by the GPUs"] if usage.gpu_kwh else []
@@ -176,13 +184,14 @@ def lines(usage: Usage) -> list[str]:
         else f"{rate:,.0f} {name.replace('_per_', ' a ')}"
         for name, rate in usage.rates.items()
     ]
-    return [
-        f"cost: {wall} in {attempts}, {', '.join(cost)}",
+    found = [
+        f"cost: {wall} in {many} attempt{'s' * (many > 1)}, {', '.join(cost)}",
         f"time: {', '.join(each for each in shares if not each.startswith('0% '))}",
         *([f"speed: {', '.join(speed)}, without validations and checkpoints"] if speed else []),
-        *_machines(ranks),
+        *_machines(usage.ranks),
         *([f"advice: {advice}"] if (advice := _advice(usage, parts)) else []),
     ]
+    return [printable(line) for line in found]
 
 
 def _parts(usage: Usage) -> dict[str, float]:
@@ -190,31 +199,29 @@ def _parts(usage: Usage) -> dict[str, float]:
 
     All ranks wait for the one that waits longest for its data, in the steps.
     """
-    seconds: dict[str, float] = dict(usage.seconds)
+    seconds = dict(usage.seconds)
     training = seconds["steps"] + seconds["data"]
-    data = max(seconds["data"], *(each["data_seconds"] for each in usage.ranks), 0.0)
+    data = max(seconds["data"], *(each.data_seconds for each in usage.ranks), 0.0)
     seconds["data"] = min(data, training)
     seconds["steps"] = training - seconds["data"]
     return {NAMES.get(part) or part: max(seconds[part], 0.0) for part in PARTS}
 
 
-def _machines(ranks: Ranks) -> Iterator[str]:
+def _machines(ranks: Sequence[Rank]) -> Iterator[str]:
     """Yield what the GPUs and the CPUs did, and the memory that they needed."""
-    if any(each["gpu"] for each in ranks):
+    if any(each.gpu for each in ranks):
         rank, most = _largest(ranks, "gpu_gib")
-        busy = _spread([each["gpu_seconds"] / each["seconds"] for each in ranks], "{:.0%}")
-        known = f"busy {busy} of the time, " if any(each["gpu_seconds"] for each in ranks) else ""
-        limit = most["gpu_limit_gib"]
-        yield f"GPUs: {known}at most {most['gpu_gib']:.1f} of {limit:.1f} GiB on rank {rank}"
+        busy = _spread([each.gpu_seconds / each.seconds for each in ranks], "{:.0%}")
+        known = f"busy {busy} of the time, " if any(each.gpu_seconds for each in ranks) else ""
+        memory = f"{most.gpu_gib:.1f} of {most.gpu_limit_gib:.1f} GiB on rank {rank}"
+        yield f"GPUs: {known}at most {memory}"
     if ranks:
-        cores = _spread([each["cpu_seconds"] / each["seconds"] for each in ranks], "{:.1f}")
-        rank, most = _largest(ranks, "gib")
-        memory = f"{most['gib']:.1f} GiB on rank {rank}"
-        _, node = _largest(ranks, "node_gib")
-        if node["node_gib"]:
-            limit = node["node_limit_gib"]
-            memory = f"{node['node_gib']:.1f} of {limit:.1f} GiB on {node['host']}"
-        offered = f"{ranks[0]['cpus']:.0f} core{'s' * (ranks[0]['cpus'] > 1)}"
+        cores = _spread([each.cpu_seconds / each.seconds for each in ranks], "{:.1f}")
+        (rank, most), (_, node) = _largest(ranks, "gib"), _largest(ranks, "node_gib")
+        memory = f"{most.gib:.1f} GiB on rank {rank}"
+        if node.node_gib:
+            memory = f"{node.node_gib:.1f} of {node.node_limit_gib:.1f} GiB on {node.host}"
+        offered = f"{ranks[0].cpus} core{'s' * (ranks[0].cpus > 1)}"
         yield f"CPUs: busy {cores} of {offered} of each rank, at most {memory}"
 
 
@@ -224,27 +231,30 @@ def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
     if training < LEAST or not ranks:
         return ""
     (rank, slowest), (_, full) = _largest(ranks, "data_seconds"), _largest(ranks, "gpu_gib")
-    waited, cpus = slowest["data_seconds"] / training, ranks[0]["cpus"]
+    (_, node), cpus = _largest(ranks, "node_gib"), ranks[0].cpus
+    waited = slowest.data_seconds / training
     more = "--workers auto" if usage.workers < cpus - 1 else "more cores for each rank"
-    busy = fmean(each["gpu_seconds"] / each["seconds"] for each in ranks)
-    cores = max(each["cpu_seconds"] / each["seconds"] for each in ranks)
-    gpu, gpu_limit = full["gpu_gib"], full["gpu_limit_gib"]
-    node, limit = (max(each[name] for each in ranks) for name in ("node_gib", "node_limit_gib"))
+    busy = fmean(each.gpu_seconds / each.seconds for each in ranks)
+    cores = max(each.cpu_seconds / each.seconds for each in ranks)
     larger, asked = "a larger --batch-size", bool(usage.job)
-    known = {
-        f"rank {rank} waited {waited:.0%} of the training for data: {more}": waited > 0.15,
-        f"the GPUs computed {busy:.0%} of the time: {larger} uses them better": 0 < busy < 0.5,
-        f"{gpu:.1f} of {gpu_limit:.1f} GiB of a GPU used: {larger} fits": 0 < gpu < gpu_limit / 2,
-        f"{cores:.1f} of {cpus:.0f} cores of a rank used: ask for fewer": asked
-        and cores < cpus / 2,
-        f"{node:.1f} of {limit:.1f} GiB of a node used: ask for less memory": asked
-        and 0 < node < limit / 4,
-    }
-    return next((advice for advice, holds in known.items() if holds), "")
+    known = [
+        (waited > 0.15, f"rank {rank} waited {waited:.0%} of the training for data: {more}"),
+        (0 < busy < 0.5, f"the GPUs computed {busy:.0%} of the time: {larger} uses them better"),
+        (
+            0 < full.gpu_gib < full.gpu_limit_gib / 2,
+            f"{full.gpu_gib:.1f} of {full.gpu_limit_gib:.1f} GiB of a GPU used: {larger} fits",
+        ),
+        (asked and cores < cpus / 2, f"{cores:.1f} of {cpus} cores of a rank used: ask for fewer"),
+        (
+            asked and 0 < node.node_gib < node.node_limit_gib / 4,
+            f"{node.node_gib:.1f} of {node.node_limit_gib:.1f} GiB of a node used: ask for less",
+        ),
+    ]
+    return next((advice for holds, advice in known if holds), "")
 
 
-def _largest(ranks: Ranks, name: str) -> tuple[int, Mapping[str, Any]]:
-    return max(enumerate(ranks), key=lambda each: each[1][name])
+def _largest(ranks: Sequence[Rank], name: str) -> tuple[int, Rank]:
+    return max(enumerate(ranks), key=lambda each: getattr(each[1], name))
 
 
 def _spread(values: Sequence[float], form: str) -> str:
