@@ -130,9 +130,9 @@ class Renderer:
 
 
 def read(project: Path) -> dict[str, str]:
-    """Return the files of a project by path, git's own left out."""
+    """Return the files of a project by path, git's own left out; a picture has no text."""
     return {
-        str(path.relative_to(project)): path.read_text(encoding="utf-8")
+        str(path.relative_to(project)): "" if path.suffix == ".png" else path.read_text("utf-8")
         for path in sorted(project.rglob("*"))
         if path.is_file() and ".git" not in path.relative_to(project).parts
     }

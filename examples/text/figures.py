@@ -21,7 +21,8 @@ def draw(
 def loss_at_position(losses: Tensor, tokens: Tensor) -> Figure:
     """Draw the mean loss of a token over the number of tokens before it."""
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="tokens seen", ylabel="loss", ylim=(0, None))
+    axes = figure.add_subplot(xlabel="tokens seen", ylabel="loss")
     axes.plot(range(1, len(losses) + 1), losses * len(losses) / tokens)
+    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     return figure

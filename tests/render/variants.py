@@ -262,6 +262,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     for tool in a["tools"]:
         files |= {f"{package}/tools/{name}.py" for name in TOOLS[tool]}
         files |= {f"tests/test_{tool}.py"} if tool in TESTED else set()
+        files |= {"docs/report.png"} if tool == "report" else set()
         files |= {f"slurm/{tool}.sbatch"} if tool in ("check_comm", "doctor") else set()
     if a["sweep"] != "none":
         files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}

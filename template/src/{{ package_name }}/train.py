@@ -309,6 +309,7 @@ class Trainer:
             self.request.received or "a signal to another rank",
             self.checkpointing.run_dir,
         )
+        self.meter.gather(self.world)
         if self.world.is_main:
             self.logger.log_usage()
         self.hooks.end("preempted")

@@ -77,7 +77,7 @@ def _screen(folder: Path) -> list[str]:
         "best": ["none" if score is None else best],
         "results": [_joined(results)],
         "usage": usage.lines(cost) if (cost := usage.total(folder)) else [],
-        "attempts": list(_attempts(folder / "attempts")),
+        "attempts": list(_attempts(folder)),
         "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n, v)})],
         "commit": [made["commit"].replace("+", " with uncommitted changes")],
         "code": [f"code/{facts['snapshot']}.tar.gz" if facts.get("snapshot") else ""],
@@ -97,14 +97,18 @@ def _screen(folder: Path) -> list[str]:
     return lines[:40]
 
 
-def _attempts(folder: Path) -> Iterator[str]:
+def _attempts(run: Path) -> Iterator[str]:
     """Yield a line for each of the newest starts, the last one first."""
+    folder, costs = run / "attempts", usage.read(run)
     last = newest(folder)
     for number in range(last, max(last - MOST_ATTEMPTS, 0), -1):
         path = folder / f"{number}.json"
         with suppress(OSError, TypeError):
             attempt, end = Attempt(**read(path)), path.stat().st_mtime
-            span = f" for {duration(end - attempt.began)}" if attempt.began else ""
+            seconds = end - attempt.began if attempt.began else 0
+            if number in costs:  # a copy of the file has another time
+                seconds = costs[number].wall_seconds
+            span = f" for {duration(seconds)}" if seconds else ""
             yield f"{number}: {local_time(attempt.began or end)}{span}, {attempt}"[:WIDTH]
     if last > MOST_ATTEMPTS:
         yield f"and {last - MOST_ATTEMPTS} earlier"

@@ -251,6 +251,7 @@ class RunLogger:
             state.error = without_secrets(str(failure).partition("\n")[0])
             if not isinstance(failure, UsageError):
                 state.error = f"{type(failure).__name__}: {state.error}"
+            self.log_usage()
         with suppress(OSError):
             self.trackers.call("log_text", "log", read_log(self.folder), step)
         state.status, state.step = status, step

@@ -33,7 +33,7 @@ class Machine:
         self.device = device
         self.after: Callable[[], object] = lambda: None
         self.gpu: Any = torch.get_device_module(device.type) if device.type in BACKENDS else None
-        self.cpu_seconds = self.gib = self.node_gib = self.node_limit_gib = 0.0
+        self.seconds = self.cpu_seconds = self.gib = self.node_gib = self.node_limit_gib = 0.0
         self.busy: list[float] = []  # samples: percent of the time
         self.watts: list[float] = []
         self.logged = 0  # samples of `busy` that log lines have had
@@ -44,10 +44,9 @@ class Machine:
     def describe(self) -> Rank:
         """Return what this rank had used at the last sample, and what it may use."""
         gpu: Any = gpu_properties(self.device)
-        seconds = time.time() - PROCESS.create_time()
         return Rank(
             host=socket.gethostname(),
-            seconds=seconds,
+            seconds=self.seconds,
             cpus=Ranks.from_environment(os.environ).cpus(os.environ),
             cpu_seconds=self.cpu_seconds,
             data_seconds=CLOCK.read()["data"],
@@ -56,8 +55,8 @@ class Machine:
             node_limit_gib=self.node_limit_gib,
             gpu=gpu.name if gpu else "",
             gpus=int(os.environ.get("SLURM_GPUS_ON_NODE") or 0),
-            gpu_seconds=seconds * _mean(self.busy) / 100,
-            gpu_joules=seconds * _mean(self.watts),
+            gpu_seconds=self.seconds * _mean(self.busy) / 100,
+            gpu_joules=self.seconds * _mean(self.watts),
             gpu_gib=self.gpu.max_memory_reserved(self.device) / GIB if gpu else 0,
             gpu_limit_gib=gpu.total_memory / GIB if gpu else 0,
         )
@@ -70,6 +69,7 @@ class Machine:
 
     def sample(self) -> None:
         """Note the processors and the memory in use; any thread may call this."""
+        self.seconds = time.time() - PROCESS.create_time()
         seconds, memory = 0.0, 0
         for each in (PROCESS, *PROCESS.children(recursive=True)):
             with suppress(psutil.Error):
