@@ -281,10 +281,10 @@ def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
         "time: 1% starting, 1% meeting, 94% steps, 1% waiting for data, 1% validation, "
         "1% checkpoints, 1% ending",
         "speed: 12,346 samples a second, without validations and checkpoints",
-        "GPUs: busy 70% (50% on rank 1, 90% on rank 0) of the time, at most 75.0 of 80.0 GiB on "
-        "rank 1",
-        "CPUs: busy 6.0 (5.0 on rank 1, 7.0 on rank 0) of 8 cores of each rank, at most 50.0 of "
-        "64.0 GiB on n1",
+        "GPUs: busy 70% (50% on rank 1, 90% on rank 0) of the time, memory at most 75.0 of 80.0 "
+        "GiB on rank 1",
+        "CPUs: busy 6.0 (5.0 on rank 1, 7.0 on rank 0) of 8 cores of each rank, memory at most "
+        "50.0 of 64.0 GiB on n1",
     ]
 
 

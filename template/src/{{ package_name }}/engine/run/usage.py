@@ -214,7 +214,7 @@ def _machines(ranks: Sequence[Rank]) -> Iterator[str]:
         busy = _spread([each.gpu_seconds / each.seconds for each in ranks], "{:.0%}")
         known = f"busy {busy} of the time, " if any(each.gpu_seconds for each in ranks) else ""
         memory = f"{most.gpu_gib:.1f} of {most.gpu_limit_gib:.1f} GiB on rank {rank}"
-        yield f"GPUs: {known}at most {memory}"
+        yield f"GPUs: {known}memory at most {memory}"
     if ranks:
         cores = _spread([each.cpu_seconds / each.seconds for each in ranks], "{:.1f}")
         (rank, most), (_, node) = _largest(ranks, "gib"), _largest(ranks, "node_gib")
@@ -222,7 +222,7 @@ def _machines(ranks: Sequence[Rank]) -> Iterator[str]:
         if node.node_gib:
             memory = f"{node.node_gib:.1f} of {node.node_limit_gib:.1f} GiB on {node.host}"
         offered = f"{ranks[0].cpus} core{'s' * (ranks[0].cpus > 1)}"
-        yield f"CPUs: busy {cores} of {offered} of each rank, at most {memory}"
+        yield f"CPUs: busy {cores} of {offered} of each rank, memory at most {memory}"
 
 
 def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
