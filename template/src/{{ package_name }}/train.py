@@ -179,7 +179,7 @@ class Trainer:
                 if position.is_end(settings):
                     break
             if self.profiler:
-                self.profiler.step(position.step + 1)
+                self.profiler.step()
             # The totals of the next step are summed while this step is computed.
             following = next(steps)
             totals.begin(position.step, *self.loader.sizes(following))

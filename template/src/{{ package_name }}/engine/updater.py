@@ -19,6 +19,7 @@ from .networks import Networks
 from .ranks.device import autocast
 from .ranks.dtensor import full_tensor, is_dtensor
 from .ranks.world import World
+from .run.clock import CLOCK
 from .run.record import RECORDER
 from .run.slow_ranks import FORWARD
 
@@ -87,10 +88,12 @@ class Updater:
                         if not weight:
                             stack.callback(each.register_forward_hook(stop_gradient).remove)
                     began = self._clock()
-                    value = self._forward(loss, selection.networks, batch)
+                    with CLOCK.mark("forward"):
+                        value = self._forward(loss, selection.networks, batch)
                     if self.timed:
                         self.forward_seconds.append(self._clock() - began)
-                    self._backward(value * (weight * scale))
+                    with CLOCK.mark("backward"):
+                        (value * (weight * scale)).backward()
                 RECORDER.add(f"train/{label}loss", value, weight)
         if self.measure_norm and (passes := self.forward_seconds):
             RECORDER.add(FORWARD, sum(passes) / len(passes), len(passes))
@@ -112,10 +115,6 @@ class Updater:
         if self.timed and self.world.device.type != "cpu":
             torch.get_device_module(self.world.device.type).synchronize()
         return time.perf_counter()
-
-    def _backward(self, value: Tensor) -> None:
-        """Compute gradients; a method, since tools/profile.py marks it and `_forward`."""
-        value.backward()
 
     def _forward(self, loss: Callable[..., Tensor], networks: Any, batch: Any) -> Tensor:  # noqa: ANN401
         try:

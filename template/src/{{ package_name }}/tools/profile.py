@@ -5,13 +5,12 @@ TensorBoard reads them (pytorch/kineto, tb_plugin/torch_tb_profiler/consts.py).
 """
 
 import dataclasses
-import gzip
 import logging
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,149 +19,95 @@ import tyro
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, say
 from ..engine.filesystem import read_bytes
-from ..engine.run.clock import CLOCK, Part
+from ..engine.run.clock import CLOCK
 from . import program
-
-MOST_EVENTS = 100_000  # of the memory, the newest: each takes some KB
 
 log = logging.getLogger(__name__)
 
 
-class Profiler(ExitStack):
+class Profiler:
     """Records steps, and writes its files when the last one is over, or at the end of the `with`.
 
     A step has the number of its log line, and lasts until the next one begins: a validation and a
-    checkpoint after it are part of it.
-
-    Raises:
-        UsageError: `profile_ranks` names no rank, or one that does not exist.
+    checkpoint after it are part of it. UsageError: `profile_ranks` has no rank of this run.
     """
 
     def __init__(self, trainer: Any) -> None:  # noqa: ANN401 - `Trainer` of train.py
-        from torch.profiler import ProfilerActivity, profile
+        self.trainer, self.world, self.settings = trainer, trainer.world, trainer.settings
+        ranks, size = self.settings.profile_ranks, self.world.size
+        if not ranks or max(ranks) >= size:
+            raise UsageError(f"profile_ranks is {list(ranks)}: choose from 0 to {size - 1}")
 
-        super().__init__()
-        self.trainer, self.recorded, self.mark = trainer, list[int](), ExitStack()
-        world, ranks = trainer.world, trainer.settings.profile_ranks
-        if not ranks or max(ranks) >= world.size:
-            raise UsageError(f"profile_ranks is {list(ranks)}: choose from 0 to {world.size - 1}")
-        steps = range(*map(int, trainer.settings.profile.split(":")))
-        self.steps = steps if world.rank in ranks else range(0)
-        kinds = ("CPU", world.device.type.upper())
-        activities = [each for name, each in ProfilerActivity.__members__.items() if name in kinds]
-        self.profile, self.memory = profile(activities=activities), "CUDA" in kinds
-        # The first rank tells what was found. Other ranks than 0 log warnings only.
-        self.level = logging.WARNING if world.rank == min(ranks) > 0 else logging.INFO
+    def __enter__(self) -> None:
+        """Prepare the recording of the steps that are left."""
+        from torch.cuda import memory
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
-    def step(self, step: int) -> None:
-        """Note that a step begins."""
-        from torch.profiler import record_function
+        done, chosen = self.trainer.position.step, self.world.rank in self.settings.profile_ranks
+        first, stop = map(int, self.settings.profile.split(":"))
+        self.steps = steps = range(max(first, done + 1), stop if chosen else 0)
 
-        if step == self.steps.start - 1:  # so that the first step does not wait for the profiler
-            self._prepare()
-        elif step == self.steps.stop:
-            self.close()
-        elif step in self.steps:
-            if not self.recorded:
-                self._begin()
-            self.mark.close()
-            self.mark.enter_context(record_function(f"ProfilerStep#{step}"))  # the plugin's name
-            self.recorded.append(step)
+        def action(step: int) -> ProfilerAction:
+            if step not in steps:  # the first step does not wait for the profiler
+                return ProfilerAction.WARMUP if step + 1 in steps else ProfilerAction.NONE
+            return ProfilerAction.RECORD if step + 1 in steps else ProfilerAction.RECORD_AND_SAVE
 
-    def __exit__(self, *failure: Any) -> bool | None:  # noqa: ANN401 - as ExitStack has it
-        """End the recording, but not after an error: the GPU may wait for a lost rank forever.
+        cpu, kind = ProfilerActivity.CPU, self.world.device.type.upper()
+        self.memory: Any = memory if kind == "CUDA" else None
+        self.profile = profile(
+            activities={cpu, getattr(ProfilerActivity, kind, cpu)},
+            schedule=lambda step: action(step or done),  # torch asks for step 0 first
+            on_trace_ready=self._write,
+        )
+        self.profile.step_num = done
+        self.profile.start()
+        CLOCK.mark = record_function
 
-        That the GPU's memory is full is an exception, since the files say why.
+    def step(self) -> None:
+        """Note that the next step begins."""
+        if self.memory and self.profile.step_num + 1 in self.steps[:1]:
+            # The newest events; each takes some KB.
+            self.memory._record_memory_history(max_entries=100_000, stacks="python")
+        self.profile.step()
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        """End the recording, but not after an error: the GPU may wait for a lost rank forever."""
+        from torch import OutOfMemoryError  # here, the files say why
+
+        CLOCK.mark = nullcontext
+        if not isinstance(error, Exception) or isinstance(error, OutOfMemoryError):
+            if self.steps and self.profile.step_num < self.steps[0]:
+                log.warning("no step of --profile %s was taken", self.settings.profile)
+            self.profile.stop()
+
+    def _write(self, profile: Any) -> None:  # noqa: ANN401 - torch's
+        """Write all files, and log a table of what took longest: by its kernels, or on the CPU.
+
+        Marks are in the table, with the time that is no operator's.
         """
-        from torch import OutOfMemoryError
-
-        if isinstance(failure[1], Exception) and not isinstance(failure[1], OutOfMemoryError):
-            self.pop_all()
-        elif self.steps and not self.recorded:
-            steps = self.trainer.settings.profile
-            log.log(self.level, "no step of --profile %s was taken: nothing is profiled", steps)
-        return super().__exit__(*failure)
-
-    def _prepare(self) -> None:
-        self.profile.prepare_trace()
-        self.callback(self._end)
-
-    def _begin(self) -> None:
-        """Record from now on, with the parts of steps that torch does not mark itself."""
-        import torch
-        from torch.profiler import record_function
-
-        @contextmanager
-        def during(part: Part, before: Any = CLOCK.during) -> Iterator[None]:  # noqa: ANN401
-            with record_function(part), before(part):
-                yield
-
-        if not self.profile.profiler:  # this attempt had no step before
-            self._prepare()
-        if self.memory:
-            torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python")
-        self.profile.start_trace()
-        updater = self.trainer.updater
-        for owner, name, marked in (
-            (CLOCK, "during", during),
-            (updater, "_forward", record_function("forward")(updater._forward)),
-            (updater, "_backward", record_function("backward")(updater._backward)),
-        ):
-            setattr(owner, name, marked)
-            self.callback(delattr, owner, name)  # the class still has it
-        self.enter_context(self.mark)
-
-    def _end(self) -> None:
-        """Stop, log the table, and write all files or none."""
-        if not self.recorded:  # as `torch.profiler.profile` does it
-            self.profile.start_trace()
-        self.profile.stop_trace()  # without it, Python crashes at its exit
-        if not self.recorded:
-            return
-        table, run = self._table(), self.trainer.settings.run_dir
+        found = [each for each in profile.key_averages() if each.device_type.name == "CPU"]
+        whole = sum(each.cpu_time_total for each in found if each.key == "ProfilerStep*")
+        kernels = sum(each.self_device_time_total for each in found)
+        own = attrgetter("self_device_time_total" if kernels else "self_cpu_time_total")
+        last, run = min(profile.step_num, self.steps[-1]), self.settings.run_dir
+        table = f"steps {self.steps[0]} to {last}, rank {self.world.rank}, {self.world.device}: "
+        table += f"{whole / 1e3:.1f} ms, kernels {kernels / 1e3:.1f} ms\n"
+        table += "        ms    calls  operator, without those that it calls\n"
+        for each in sorted(found, key=own, reverse=True)[:10]:
+            table += f"{own(each) / 1e3:10.1f}  {each.count:7}  {each.key:.80}\n"
         for line in (*table.splitlines(), f"the trace: {program('profile')} {run}"):
-            log.log(self.level, "%s", line)
+            log.info("%s", line)
+        path = f"{run}/profile/{socket.gethostname()}_rank_{self.world.rank}.{time.time_ns()}"
         try:
-            self._write(Path(run, "profile"), table)
+            Path(run, "profile").mkdir(exist_ok=True)
+            Path(f"{path}.txt").write_text(table, encoding="utf-8")
+            profile.export_chrome_trace(f"{path}.pt.trace.json.gz")
+            if self.memory:
+                self.memory._dump_snapshot(f"{path}.memory.pickle")
+                self.memory._record_memory_history(enabled=None)
         except (OSError, RuntimeError) as error:
             log.error("can't write the profile to %s (%s); training goes on", run, error)
         self.trainer.meter.begin()  # this was no training
-
-    def _write(self, folder: Path, table: str) -> None:
-        name = f"{socket.gethostname()}_rank_{self.trainer.world.rank}.{time.time_ns()}"
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            path = f"{scratch}/{name}"
-            Path(f"{path}.txt").write_text(table, encoding="utf-8")
-            self.profile.export_chrome_trace(f"{path}.pt.trace.json.gz")
-            with gzip.open(f"{path}.pt.trace.json.gz") as trace:
-                if not trace.read(1):  # torch itself does not say it
-                    raise OSError(f"no space in {tempfile.gettempdir()}")
-            if self.memory:
-                from torch.cuda import memory
-
-                memory._dump_snapshot(f"{path}.memory.pickle")
-                memory._record_memory_history(enabled=None)
-            for each in Path(scratch).iterdir():
-                each.replace(folder / each.name)
-
-    def _table(self) -> str:
-        """Return the operators that took longest, by the time of their kernels or else on the CPU.
-
-        Marks are among them, with the time that is no operator's.
-        """
-        found = [each for each in self.profile.key_averages() if each.device_type.name == "CPU"]
-        whole = sum(each.cpu_time_total for each in found if each.key == "ProfilerStep*") / 1000
-        kernels = sum(each.self_device_time_total for each in found) / 1000
-        own = "self_device_time_total" if kernels else "self_cpu_time_total"
-        rows = [(getattr(each, own) / 1000, each.count, each.key) for each in found]
-        share = 100 / max(sum(row[0] for row in rows), 1e-9)
-        text = f"steps {self.recorded[0]} to {self.recorded[-1]}, rank {self.trainer.world.rank}, "
-        text += f"{self.trainer.world.device}: {whole:.1f} ms, kernels {kernels:.1f} ms\n"
-        text += "        ms   share    calls  operator, without those that it calls\n"
-        for ms, calls, name in sorted(rows, reverse=True)[:10]:
-            text += f"{ms:10.1f}  {ms * share:5.1f}%  {calls:7}  {name:.80}\n"
-        return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +132,7 @@ def main(argv: Sequence[str]) -> int:
             say(read_bytes(path).decode(errors="replace") if path.suffix == ".txt" else path)
         except OSError as error:
             raise UsageError(f"can't read {path}: {error.strerror}") from None
-    say("*.gz: open https://ui.perfetto.dev and drop the file there; nothing is uploaded")
-    say(f"  or all: tensorboard --logdir {folder}, with the package torch-tb-profiler")
-    if any(path.suffix == ".pickle" for path in paths):
-        say("*.pickle: open https://pytorch.org/memory_viz and drop the file; nothing is uploaded")
+    say("*.gz: drop it on https://ui.perfetto.dev; nothing is uploaded")
+    say("*.pickle (CUDA): drop it on https://pytorch.org/memory_viz; nothing is uploaded")
+    say(f"or all: tensorboard --logdir {folder}, with the package torch-tb-profiler")
     return 0

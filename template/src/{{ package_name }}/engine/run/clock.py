@@ -1,9 +1,9 @@
 """What the wall time of this process goes to: at any time, to one part of the training."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, get_args
 
 Part = Literal["starting", "meeting", "steps", "data", "validation", "checkpoints", "ending"]
 """`data`: the process waits for the next batches."""
@@ -16,12 +16,14 @@ class Clock:
     Attributes:
         part: what goes on now, since the time `since` of `time.perf_counter`.
         seconds: by part, without what goes on now.
+        mark: returns a context for what a profile shows by this name (tools/profile.py).
     """
 
     def __init__(self) -> None:
         self.part: Part = "starting"
         self.since = time.perf_counter()
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def switch(self, part: Part) -> Part:
         """Begin a part; return the one that ends."""
@@ -35,7 +37,8 @@ class Clock:
         """Count the time inside the context as this part."""
         before = self.switch(part)
         try:
-            yield
+            with self.mark(part):
+                yield
         finally:
             self.switch(before)
 
