@@ -302,7 +302,7 @@ def test_the_memory_of_a_training(mine: Path, tmp_path: Path) -> None:
 def test_the_use_of_the_gpu(mine: Path) -> None:
     (command,) = pages.recipe(mine, "How much of the GPU the training uses").blocks("bash")
     said = shell(mine, command)
-    assert 'no MFU: no peak is known of "cpu" in fp32' in said and "without a formula" not in said
+    assert "peak of cpu in fp32: unknown" in said and "without a formula" not in said
     (run,) = (mine / "runs/demo").iterdir()
     lines = metrics.read(run)
     assert all(line["train/tflops_per_second"] > 0 for line in lines if "train/lr" in line)

@@ -53,14 +53,8 @@ class FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         """Run an operation, and count its FLOPs."""
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            return NotImplemented
-        packet, kwargs = func.overloadpacket, kwargs or {}
-        if torch.is_inference_mode_enabled() and packet not in flop_registry:
-            with self:  # else torch replaces an operation by its parts before it comes here
-                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
-                    return out
-        out, name, flops = func(*args, **kwargs), packet.__name__, 0
+        packet = getattr(func, "overloadpacket", func)  # higher-order operators have none
+        out, name, flops = func(*args, **(kwargs or {})), packet.__name__, 0
         if name.startswith("_scaled_dot_product"):
             # A fused backward pass computes the scores again: five products where four are needed.
             backward = name.endswith("_backward")
@@ -68,17 +62,15 @@ class FlopCounter(TorchDispatchMode):
             pairs = prod(query.shape[:-1]) * key.shape[-2]
             flops = 2 * pairs * (query.shape[-1] + value.shape[-1]) * (2 if backward else 1)
         elif formula := flop_registry.get(packet):
-            flops = formula(*args, **kwargs, out_val=out)
+            flops = formula(*args, **(kwargs or {}), out_val=out)
         elif "rnn" in name or func.namespace not in NAMESPACES:
             self.unknown.add(str(packet))
-        if flops and self._is_of_model():
+        if flops and not RECORDER.split and self._is_of_model():  # with a split: a spare batch
             self.flops["conv" in name] += flops
         return out
 
     def _is_of_model(self) -> bool:
         """Return whether what runs now is the model's, and for the first time."""
-        if RECORDER.split:  # a spare batch
-            return False
         # Code in checkpoint() runs in the forward pass, and again in a backward pass, for which a
         # GPU has a thread. The reentrant kind then starts a backward pass of its own: that counts.
         frame, again = currentframe(), False
@@ -118,7 +110,7 @@ class FlopMeter(Meter):
             total = self.world.all_reduce(torch.tensor(counter.flops, dtype=torch.float64))
             if weight := updater.weight:
                 self.cost = (total / weight).tolist()
-                each = f"{total.sum() / weight / 1e9:.4g} GFLOP for each of {weight} {self.unit}"
+                each = f"{sum(self.cost) / 1e9:.4g} GFLOP for each of {weight} {self.unit}"
                 log.info("a step takes %.4g TFLOP: %s", total.sum() / 1e12, each)
             if counter.unknown:
                 log.warning("not counted, without a formula: %s", ", ".join(counter.unknown))
@@ -132,17 +124,15 @@ class FlopMeter(Meter):
         mostly = fp32_precision(self.device, convolutions > products)
         gpu, precision = gpu_properties(self.device), "bf16" if self.bf16 else mostly
         name, found = getattr(gpu, "name", self.device.type), peak(gpu, precision)
-        if found:
-            log.info("MFU: the peak of %s is %.4g TFLOP/s in %s", name, found, precision)
-        else:
-            log.info('no MFU: no peak is known of "%s" in %s', name, precision)
+        told = f"{found:.4g} TFLOP/s" if found else "unknown, so there is no MFU"
+        log.info("the peak of %s in %s: %s", name, precision, told)
         return found
 
     def count(self, samples: int, weight: int) -> float:
         """Count a step, as `Meter` does."""
         seconds, size = super().count(samples, weight), self.world.size
-        if cost := sum(self.cost or ()):
-            tflops = cost * weight / seconds / size / 1e12
+        if self.cost:
+            tflops = sum(self.cost) * weight / seconds / size / 1e12
             mfu = {"mfu_percent": 100 * tflops / self.peak} if self.peak else {}
             for name, value in {"tflops_per_second": tflops, **mfu}.items():
                 RECORDER.add(f"train/{name}", value, seconds)
@@ -161,6 +151,5 @@ class FlopMeter(Meter):
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
         """Continue from the `state_dict` of an interrupted run, which may not have counted."""
         super().load_state_dict(state, world)
-        cost, means = state.get("flops", (None, {}))
-        self.cost = cost and [float(each) for each in cost]
+        self.cost, means = state.get("flops", (None, {}))
         self.means.load_state_dict([means], world)

@@ -18,10 +18,9 @@ PEAKS: dict[str, tuple[int, float | None, float | None, float]] = {
     "L40": (142, 181.05, 90.5, 90.5),  # data sheet of L40
     "L40S": (142, 362.05, 183, 91.6),  # data sheet of L40S
     "RTX 6000 Ada Generation": (142, 364.2, 182.1, 91.1),  # whitepaper of Ada's RTX GPUs
-    "H100 80GB HBM3": (132, 989.4, 494.7, 66.9),  # whitepaper of Hopper: SXM5 and PCIe
-    "H100 PCIe": (114, 756, 378, 51.2),
+    "H100 80GB HBM3|H200|GH200 .*": (132, 989.4, 494.7, 66.9),  # whitepaper of Hopper: SXM5
+    "H100 PCIe": (114, 756, 378, 51.2),  # the same
     "H100 NVL|H200 NVL": (132, 835.5, 417.5, 60),  # data sheets of H100 and H200
-    "H200|GH200 .*": (132, 989.4, 494.7, 66.9),  # data sheets: as H100 SXM5
     "B200": (148, 2250, 1100, 75),  # data sheet of HGX B200, an eighth
     # AMD: fp32 of the matrix cores. torch has each die of an MI250X as a device.
     "MI100": (120, 92.3, None, 46.1),  # data sheet of MI100
