@@ -1,6 +1,5 @@
 """The peak of GPUs by their makers' data sheets: TFLOP/s of dense products, without sparsity."""
 
-import os
 import re
 from typing import Any
 
@@ -46,10 +45,11 @@ def peak(gpu: Any, precision: str) -> float | None:  # noqa: ANN401 - as `gpu_pr
 
 
 def fp32_precision(device: torch.device, convolutions: bool) -> str:
-    """Return "tf32" if torch computes fp32 products, or convolutions, in TF32, else "fp32"."""
-    # AMD's libraries use TF32 for products alone, and only if asked to.
-    never = torch.version.hip and (convolutions or os.environ.get("HIPBLASLT_ALLOW_TF32") != "1")
-    if never or device.type not in ("cuda", "xpu"):
+    """Return "tf32" if torch computes fp32 products, or convolutions, in TF32, else "fp32".
+
+    AMD's libraries do so only with HIPBLASLT_ALLOW_TF32=1, which is not looked at.
+    """
+    if torch.version.hip or device.type not in ("cuda", "xpu"):
         return "fp32"
     libraries = torch.backends
     backend: Any = libraries.mkldnn if device.type == "xpu" else libraries.cudnn

@@ -81,10 +81,7 @@ class Profiler:
             self.profile.stop()
 
     def _write(self, profile: Any) -> None:  # noqa: ANN401 - torch's
-        """Write all files, and log a table of what took longest: by its kernels, or on the CPU.
-
-        Marks are in the table, with the time that is no operator's.
-        """
+        """Write all files, and log a table of what took longest: by its kernels, or on the CPU."""
         found = [each for each in profile.key_averages() if each.device_type.name == "CPU"]
         whole = sum(each.cpu_time_total for each in found if each.key == "ProfilerStep*")
         kernels = sum(each.self_device_time_total for each in found)

@@ -14,6 +14,7 @@ from ..runs import Run, find_runs, read, read_settings, survey
 
 # Settings that have no effect on a curve.
 IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
+IGNORED |= {"profile", "profile_ranks"}
 MAX_SETTINGS = 3  # in a label
 LONGEST = 100  # characters of a label
 
