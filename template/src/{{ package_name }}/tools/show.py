@@ -25,7 +25,7 @@ from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
 from . import program
 from .runs import MARKS, commit_of, read, read_settings, survey
-from .text import aligned, duration, local_time
+from .text import aligned, as_text, duration, local_time
 
 WIDTH = 106  # of the second column
 MOST_ATTEMPTS = 5
@@ -64,7 +64,7 @@ def _screen(folder: Path) -> list[str]:
     state, facts, given = run.state, read(folder / "provenance.json"), read_settings(folder)
     silence = f"last heard {duration(now - state['updated'])} ago"
     score = state.get("best_score")
-    best = f"{state.get('best_metric')} {_text(score)} at step {state.get('best_step')}"
+    best = f"{state.get('best_metric')} {as_text(score)} at step {state.get('best_step')}"
     defaults = Settings().as_dict() | {"run_dir": given.get("run_dir")}
     made, results = _described(folder), read(folder / "summary.json")
     for name in APART:
@@ -129,7 +129,7 @@ def _differences(*folders: Path) -> list[str]:
     first, second = map(_described, folders)
     diffs = [str(run.pop("diff")).splitlines()[:MOST_LINES] for run in (first, second)]
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
-    rows = [(name, *(_text(run.get(name, "-")) for run in (first, second))) for name in names]
+    rows = [(name, *(as_text(run.get(name, "-")) for run in (first, second))) for name in names]
     lines = aligned([("", *map(str, folders)), *rows], widest=48) if rows else []
     changed = difflib.unified_diff(diffs[0], diffs[1], "first", "second", n=0, lineterm="")
     if some := [f"    {printable(line)[:100]}" for line in islice(changed, 12)]:
@@ -154,11 +154,4 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _joined(values: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name}={_text(value)}" for name, value in values.items())
-
-
-def _text(value: object) -> str:
-    """Return a value as text, a float with six digits."""
-    with suppress(ValueError):  # an integer of thousands of digits
-        return f"{value:.6g}" if isinstance(value, float) else str(value)
-    return "?"
+    return "  ".join(f"{name}={as_text(value)}" for name, value in values.items())

@@ -1,7 +1,8 @@
-"""Columns, times and durations as text."""
+"""Columns, values, times and durations as text."""
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from ..engine.errors import printable
@@ -25,3 +26,10 @@ def local_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
 def duration(seconds: float) -> str:
     """Return a time as days, hours, minutes and seconds."""
     return str(timedelta(seconds=round(min(max(seconds, 0), 1e12))))  # a file may say any number
+
+
+def as_text(value: object) -> str:
+    """Return a value as text, a float with six digits."""
+    with suppress(ValueError):  # an integer of thousands of digits
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "?"
