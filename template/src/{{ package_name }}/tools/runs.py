@@ -89,15 +89,15 @@ def main(argv: Sequence[str]) -> int:
     """
     flags = read_flags(Flags, argv, program("runs"))
     folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
-    now, closed = time.time(), list[Path]()
-    runs = survey(find_runs(folders, closed), now)
+    now = time.time()
+    runs = survey(find_runs(folders), now)
     runs = [run for run in runs if now - run.state["updated"] <= 3600 * flags.hours]
-    spent, shown = [], table(runs, now) if runs else f"no runs in {', '.join(map(str, folders))}"
-    if flags.usage or flags.csv:
-        spent = costs.attempts({run.folder: run.state["updated"] for run in runs})
-    if flags.usage and runs:
-        shown = "\n".join([*aligned(costs.table(spent)), *costs.notes(spent, closed)])
-    print(shown)
+    updated = {run.folder: run.state["updated"] for run in runs}
+    spent = costs.attempts(updated) if flags.usage or flags.csv else []
+    if not runs:
+        print(f"no runs in {', '.join(map(str, folders))}")
+    else:
+        print("\n".join(aligned(costs.table(spent))) if flags.usage else table(runs, now))
     facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
     facts = [{name: each[name] for name in each if name != "state"} for each in facts]
     if flags.json:
@@ -115,11 +115,8 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"can't write {path}: {error.strerror}") from None
 
 
-def find_runs(folders: Sequence[Path], closed: list[Path] | None = None) -> list[Path]:
+def find_runs(folders: Sequence[Path]) -> list[Path]:
     """Return the folders of runs: those given, and those one or two levels below the others.
-
-    Args:
-        closed: gets the folders that can't be read.
 
     Raises:
         UsageError: a folder is not there.
@@ -127,8 +124,10 @@ def find_runs(folders: Sequence[Path], closed: list[Path] | None = None) -> list
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"no folder {folder}: name that of a run, or one that holds runs")
-    closed = [] if closed is None else closed
+    closed = list[Path]()
     found = [path for folder in folders for path in _runs_in(folder, 2, closed)]
+    if closed:
+        print(f"left out: {len(closed)} folders that can't be read", file=sys.stderr)
     return list({path.resolve(): path for path in found}.values())
 
 
