@@ -68,7 +68,7 @@ class Ranks:
         if self.launcher == "srun":
             return int(env.get("SLURM_CPUS_PER_TASK", 1))
         # The ranks of torchrun share the CPUs of one task.
-        ranks = int(env["LOCAL_WORLD_SIZE"]) if self.launcher == "torchrun" else 1
+        ranks = int(env.get("LOCAL_WORLD_SIZE", 1)) if self.launcher == "torchrun" else 1
         return max(int(env.get("SLURM_CPUS_PER_TASK", bound_cpus())) // ranks, 1)
 
 

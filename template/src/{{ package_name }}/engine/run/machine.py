@@ -71,10 +71,11 @@ class Machine:
         """Note the processors and the memory in use; any thread may call this."""
         self.seconds = time.time() - PROCESS.create_time()
         seconds, memory = 0.0, 0
-        for each in (PROCESS, *PROCESS.children(recursive=True)):
-            with suppress(psutil.Error):
-                seconds += sum(each.cpu_times()[:4])  # with those of processes that have ended
-                memory += _peak() if each is PROCESS else each.memory_info().rss
+        with suppress(psutil.Error):  # they may end meanwhile
+            seconds, memory = sum(PROCESS.cpu_times()[:4]), _peak()  # with ended children's
+            for each in PROCESS.children(recursive=True):
+                seconds += sum(each.cpu_times()[:4])
+                memory += each.memory_full_info().uss  # without what it shares with this rank
         self.cpu_seconds, self.gib = max(self.cpu_seconds, seconds), max(self.gib, memory / GIB)
         if found := cgroup_memory():
             self.node_gib, self.node_limit_gib = max(self.node_gib, found[0]), found[1]
@@ -82,7 +83,7 @@ class Machine:
     def close(self) -> None:
         """End the thread."""
         self.closed.set()
-        self.thread.join()
+        self.thread.join(5)  # the library of a GPU that is lost may never answer
 
     def _watch(self) -> None:
         second = 0
@@ -130,7 +131,7 @@ def cgroup_memory(
         "memory": (root / "memory", *names),
         "": (root, "memory.max", "memory.current", "inactive_file"),
     }
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for line in groups.read_text("utf-8").splitlines():
             _, controller, path = line.split(":", 2)
             if controller not in versions:

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Annotated
 
 import psutil
-from annotated_types import Gt, Lt
+from annotated_types import Ge, Gt, Lt
 
 from ..errors import printable
 from ..filesystem import read_bytes, write_atomically
@@ -30,7 +30,7 @@ SPEEDS = {"tflops_per_second": "{:.3g} TFLOP/s of a rank", "mfu_percent": "{:.0f
 # Of the values of a rank: those that attempts add up to, and the largest of all attempts.
 ADDED = ("seconds", "cpu_seconds", "data_seconds", "gpu_seconds", "gpu_joules")
 LARGEST = ("gib", "node_gib", "gpu_gib")
-Number = Annotated[float, Gt(-1e12), Lt(1e12)]  # in another user's file, too
+Number = Annotated[float, Ge(0), Lt(1e12)]  # in another user's file, too
 
 
 @dataclass
@@ -102,7 +102,9 @@ class UsageFile:
         # What the batch script took before it started the ranks is paid, too: but by no trial.
         paid = "PAID_SINCE" in os.environ and "SWEEP_TRIAL" not in os.environ
         since = min(float(os.environ["PAID_SINCE"]), own) if paid else own
-        self.usage = Usage(max(since, before.until if before else 0), workers=workers)
+        if before:  # the clock of its node may be ahead
+            since = min(max(since, before.until), time.time())
+        self.usage = Usage(since, workers=workers)
 
     def write(
         self, ranks: Sequence[Rank], rates: Mapping[str, float], seconds: Mapping[str, float]
@@ -120,7 +122,8 @@ class UsageFile:
         usage.cpus = usage.cpus or sum(each.cpus for each in ranks)
         usage.nodes, usage.gpus = len(gpus), sum(gpus.values())
         usage.ranks, usage.rates = list(ranks), dict(rates)
-        usage.until, usage.wall_seconds = now, (wall := now - usage.began)
+        wall = max(now - usage.began, sum(seconds.values()))  # a clock may be set back
+        usage.until, usage.wall_seconds = now, wall
         usage.cpu_hours, usage.gpu_hours = (n * wall / 3600 for n in (usage.cpus, usage.gpus))
         usage.gpu_kwh = sum(each.gpu_joules for each in ranks) / 3.6e6
         before = wall - sum(seconds.values())  # of the batch script, and of Python's own start
