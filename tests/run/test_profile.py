@@ -197,6 +197,7 @@ def test_a_full_disk(project: Path, plain: Job, tmp_path: Path) -> None:
         (("--profile=10:10",), "profile is '10:10': it"),
         (("--profile=0:10",), "profile is '0:10': it"),
         (("--profile=abc",), "profile is 'abc': it"),
+        (("--profile=1:102",), "profile is '1:102': it"),
         (("--profile=1:2", "--profile-ranks=2"), "profile_ranks is [2]: choose from 0 to 1"),
         (("--profile=1:2", "--profile-ranks"), "profile_ranks is []: choose from 0 to 1"),
     ],

@@ -234,7 +234,7 @@ class Settings:
     register_model: str | None = None
     """name of the best network in the model registry of trackers that have one"""
     profile: str | None = None
-    """steps to profile, such as 10:20: from the 10th on, without the 20th"""
+    """steps to profile, at most 100, such as 10:20: from the 10th on, without the 20th"""
     profile_ranks: tuple[Count, ...] = (0,)
     """ranks that are profiled"""
 
@@ -337,10 +337,12 @@ class Settings:
                 "in run_root, such as baseline"
             )
         window = re.fullmatch(r"([1-9]\d{0,17}):(\d{1,18})", settings.profile or "1:2", re.ASCII)
-        if not window or int(window[1]) >= int(window[2]):
+        if (
+            not window or not 0 < int(window[2]) - int(window[1]) <= 100
+        ):  # more take minutes to write
             raise UsageError(
                 f"{source}profile is {settings.profile!r}: it must be the first step, 1 or later, "
-                "and the one after the last, such as 10:20"
+                "and the one after the last, such as 10:20, for 100 steps at most"
             )
         if set(settings.register_model or "") & set("/:"):
             raise UsageError(

@@ -110,8 +110,8 @@ class FlopMeter(Meter):
             total = self.world.all_reduce(torch.tensor(counter.flops, dtype=torch.float64))
             if weight := updater.weight:
                 self.cost = (total / weight).tolist()
-                each = f"{sum(self.cost) / 1e9:.4g} GFLOP for each of {weight} {self.unit}"
-                log.info("a step takes %.4g TFLOP: %s", total.sum() / 1e12, each)
+                each = f"{sum(self.cost) / 1e9:.4g} for each of {weight} {self.unit}"
+                log.info("a step takes %.4g GFLOP: %s", total.sum() / 1e9, each)
             if counter.unknown:
                 log.warning("not counted, without a formula: %s", ", ".join(counter.unknown))
 

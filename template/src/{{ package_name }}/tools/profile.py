@@ -22,6 +22,8 @@ from ..engine.filesystem import read_bytes
 from ..engine.run.clock import CLOCK
 from . import program
 
+MARKS = ("data", "forward", "backward", "validation", "checkpoints")
+
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,9 @@ class Profiler:
         last, run = min(profile.step_num, self.steps[-1]), self.settings.run_dir
         table = f"steps {self.steps[0]} to {last}, rank {self.world.rank}, {self.world.device}: "
         table += f"{whole / 1e3:.1f} ms, kernels {kernels / 1e3:.1f} ms\n"
+        parts = (x for x in found if x.key in MARKS or x.key.startswith("Optimizer.step"))
+        of_parts = (f"{each.key} {each.cpu_time_total / 1e3:.1f} ms" for each in parts)
+        table += f"on the CPU: {', '.join(of_parts)}\n"
         table += "        ms    calls  operator, without those that it calls\n"
         for each in sorted(found, key=own, reverse=True)[:10]:
             table += f"{own(each) / 1e3:10.1f}  {each.count:7}  {each.key:.80}\n"
@@ -121,14 +126,17 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: there is none, or it can't be read.
     """
-    folder = read_flags(Flags, argv, program("profile")).run / "profile"
-    if not (paths := sorted(folder.glob("*_rank_*"))):
-        raise UsageError(f"{folder.parent} has no profile: train with --profile 10:20 to make one")
-    for path in paths:
-        try:
+    run = read_flags(Flags, argv, program("profile")).run
+    folder = run / "profile"
+    try:
+        paths = sorted(path for path in folder.iterdir() if "_rank_" in path.name)
+        for path in paths:
             say(read_bytes(path).decode(errors="replace") if path.suffix == ".txt" else path)
-        except OSError as error:
-            raise UsageError(f"can't read {path}: {error.strerror}") from None
+    except FileNotFoundError:
+        what = "has no profile: train with --profile 10:20 to make one"
+        raise UsageError(f"{run} {what if run.is_dir() else 'does not exist'}") from None
+    except OSError as error:
+        raise UsageError(f"can't read {error.filename}: {error.strerror}") from None
     say("*.gz: drop it on https://ui.perfetto.dev; nothing is uploaded")
     say("*.pickle (CUDA): drop it on https://pytorch.org/memory_viz; nothing is uploaded")
     say(f"or all: tensorboard --logdir {folder}, with the package torch-tb-profiler")
