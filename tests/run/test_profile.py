@@ -78,8 +78,8 @@ def test_the_steps_of_one_rank(project: Path, plain: Job, launch: Launch) -> Non
 
     (table,) = (job.run_dir / "profile").glob("*.txt")
     lines = table.read_text().splitlines()
-    assert lines[0].startswith("steps 10 to 19, rank 0, cpu: ") and len(lines) == 12
-    rows = [line.split(maxsplit=2) for line in lines[2:]]
+    assert lines[0].startswith("steps 10 to 19, rank 0, cpu: ") and len(lines) == 13
+    rows = [line.split(maxsplit=2) for line in lines[3:]]
     times = [float(row[0]) for row in rows]
     assert times == sorted(times, reverse=True) and times[0] > 0
     assert any(row[2].startswith("aten::") for row in rows)

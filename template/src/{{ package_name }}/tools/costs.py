@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,12 @@ def attempts(runs: Mapping[Path, float]) -> list[Attempt]:
                 costs |= {"GPU_hours": usage.gpu_hours, "CPU_hours": usage.cpu_hours}
                 costs |= {"GPU_kWh": usage.gpu_kwh} if usage.gpu_kwh else {}
             found.append(Attempt(run, user, usage.began, costs))
-            if usage.job and re.fullmatch("[0-9]+", usage.job):
+            if usage.job and re.fullmatch("[0-9]{1,12}", usage.job):
                 by_job[usage.job].append(found[-1])
-    if by_job and shutil.which("sacct"):
+    if shutil.which("sacct"):
         try:
-            _add_energy(by_job)
+            for first in range(0, len(by_job), 1000):  # a command has a longest line
+                _add_energy(dict(islice(by_job.items(), first, first + 1000)))
         except UsageError as error:
             print(f"sacct can't be asked: {printable(str(error))}", file=sys.stderr)
     return found
@@ -107,7 +108,8 @@ def table(found: Sequence[Attempt]) -> list[Sequence[str]]:
     for key, group in [*sorted(groups.items()), (("total", "", ""), found)]:
         sums = _sums(group)
         cells = [sums.get(name, "") for name in names]
-        rows.append((*key, *(f"{x:,.2f}" if isinstance(x, float) else f"{x}" for x in cells)))
+        texts = (f"{x:,.{4 if 0 < x < 1 else 2}f}" if isinstance(x, float) else x for x in cells)
+        rows.append((*key, *map(str, texts)))
     known = [sum(name in each.costs for each in found) for name in names]
     return [*rows, ("of attempts", "", "", *(str(count or "") for count in known))]
 

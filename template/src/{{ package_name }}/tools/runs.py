@@ -104,6 +104,7 @@ def main(argv: Sequence[str]) -> int:
         _write(flags.json, f"{json.dumps(facts, indent=2)}\n")
     if flags.csv:
         settings = [read_settings(run.folder) for run in runs]
+        facts = [fact | _results(run.folder) for fact, run in zip(facts, runs, strict=True)]
         _write(flags.csv, costs.as_csv(spent, facts, settings))
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
 
@@ -163,7 +164,8 @@ def _state(folder: Path) -> dict[str, Any]:
     changed = folder.stat().st_mtime
     state = {"status": "unknown", "job": None, "updated": changed, "expect_next_in": 0}
     try:
-        return state | read_object(folder / "status.json", KINDS)
+        known = read_object(folder / "status.json", KINDS)
+        return state | {name: known[name] for name in known.keys() & KINDS.keys()}
     except (OSError, ValueError) as error:
         return state | {"error": f"can't read status.json: {getattr(error, 'strerror', error)}"}
 
@@ -201,6 +203,11 @@ def read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         return read_object(path, FACTS)
     return {}
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """Return the metrics of the test set."""
+    return {n: v for n, v in read(folder / "summary.json").items() if n.startswith("test_")}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
