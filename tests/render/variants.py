@@ -18,8 +18,8 @@ CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYX
 # The commands that answers choose, and their modules.
 DOCTOR = ("__init__", "findings", "nodes", "scripts", "software")
 CHECK_COMM = ("__init__", "examine", "operations")
-PLOT = [f"plot/{name}" for name in ("__init__", "curves", "panels")]
-REPORT = [f"report/{name}" for name in ("__init__", "page", "run")]
+PLOT = [f"plot/{name}" for name in ("__init__", "curves")]
+REPORT = [f"report/{name}" for name in ("__init__", "page")]
 TOOLS = {
     "doctor": [f"doctor/{name}" for name in DOCTOR],
     "check_comm": [f"check_comm/{name}" for name in CHECK_COMM],
@@ -29,7 +29,7 @@ TOOLS = {
     "export": ["export"],
     "show": ["show"],
     "prune": ["prune"],
-    "report": [*REPORT, *PLOT],
+    "report": [*REPORT, *PLOT, "show"],
     "profile": ["profile"],
     "flops": ["flops", "peaks"],
 }

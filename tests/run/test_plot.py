@@ -239,7 +239,7 @@ def test_what_is_drawn_as_a_mean_of_seeds(plot: ModuleType, tmp_path: Path) -> N
     other = {"seed": 3, "lr": 0.2}
     assert labels(("a", one, ""), ("b", two, ""), ("c", other, ""))[0] == f"lr=0.1 {mean}"
     both = labels(("a", one, "1st"), ("b", two, "1st"), ("c", one, "2nd"), ("d", two, "2nd"))
-    assert both == [f"1st {mean}", f"2nd {mean}"]
+    assert both == [f"commit=1st {mean}", f"commit=2nd {mean}"]
     # Another code, a repetition, and settings that can't be read are no sample of seeds.
     for runs in (
         (("a", one, ""), ("b", two, "+ another line")),

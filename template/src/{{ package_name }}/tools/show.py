@@ -21,10 +21,10 @@ from ..engine.config import read_flags
 from ..engine.errors import UsageError, printable
 from ..engine.filesystem import disk_usage, read_bytes
 from ..engine.run import usage
-from ..engine.run.run_lock import Attempt, newest
+from ..engine.run.run_lock import attempts, newest
 from ..settings import Settings
 from . import program
-from .runs import MARKS, commit_of, read, read_settings, survey
+from .runs import MARKS, Run, commit_of, read, read_settings, survey
 from .text import aligned, as_text, duration, local_time
 
 WIDTH = 106  # of the second column
@@ -53,23 +53,27 @@ def main(argv: Sequence[str]) -> int:
     for folder in filter(None, (flags.run, flags.other)):
         if not any((folder / mark).exists() for mark in MARKS):
             raise UsageError(f"{folder} is not the folder of a run: `runs {folder}` lists some")
-    lines = _differences(flags.run, flags.other) if flags.other else _screen(flags.run)
+    if flags.other:
+        lines = _differences(flags.run, flags.other)
+    else:
+        (run,) = survey([flags.run], time.time())
+        lines = _screen(about(run))
     print("\n".join(lines))
     return 0
 
 
-def _screen(folder: Path) -> list[str]:
-    """Return how a run stands and what it was, in two columns."""
-    (run,) = survey([folder], now := time.time())
-    state, facts, given = run.state, read(folder / "provenance.json"), read_settings(folder)
-    silence = f"last heard {duration(now - state['updated'])} ago"
+def about(run: Run) -> dict[str, list[str]]:
+    """Return how a run stands and what it was, as lines of text by their subject."""
+    folder, state = run.folder, run.state
+    facts, given = read(folder / "provenance.json"), read_settings(folder)
+    silence = f"last heard {duration(time.time() - state['updated'])} ago"
     score = state.get("best_score")
     best = f"{state.get('best_metric')} {as_text(score)} at step {state.get('best_step')}"
-    defaults = Settings().as_dict() | {"run_dir": given.get("run_dir")}
+    defaults = Settings().as_dict() | {name: given.get(name) for name in ("run_dir", "ranks")}
     made, results = _described(folder), read(folder / "summary.json")
     for name in APART:
         results.pop(name, None)
-    sections = {
+    return {
         "run": [str(folder.resolve())],
         "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
         "slow": [str(each) for each in state.get("slow", [])],
@@ -78,7 +82,7 @@ def _screen(folder: Path) -> list[str]:
         "results": [_joined(results)],
         "usage": usage.lines(cost) if (cost := usage.total(folder)) else [],
         "attempts": list(_attempts(folder)),
-        "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n, v)})],
+        "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n)})],
         "commit": [made["commit"].replace("+", " with uncommitted changes")],
         "code": [f"code/{facts['snapshot']}.tar.gz" if facts.get("snapshot") else ""],
         "command": [" ".join(map(str, facts.get("command", [])[1:]))],
@@ -88,6 +92,10 @@ def _screen(folder: Path) -> list[str]:
         "trackers": [_joined(read(folder / "trackers.json"))],
         "files": [f"{disk_usage(folder) / 2**20:.1f} MiB: {'  '.join(sorted(os.listdir(folder)))}"],
     }
+
+
+def _screen(sections: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return at most 40 lines of two columns."""
     lines = []
     for name, texts in sections.items():
         for each in filter(None, texts):  # of a foreign file, and of any length
@@ -101,15 +109,12 @@ def _attempts(run: Path) -> Iterator[str]:
     """Yield a line for each of the newest starts, the last one first."""
     folder, costs = run / "attempts", usage.read(run)
     last = newest(folder)
-    for number in range(last, max(last - MOST_ATTEMPTS, 0), -1):
-        path = folder / f"{number}.json"
-        with suppress(OSError, TypeError):
-            attempt, end = Attempt(**read(path)), path.stat().st_mtime
-            seconds = end - attempt.began if attempt.began else 0
-            if number in costs:  # a copy of the file has another time
-                seconds = costs[number].wall_seconds
-            span = f" for {duration(seconds)}" if seconds else ""
-            yield f"{number}: {local_time(attempt.began or end)}{span}, {attempt}"[:WIDTH]
+    for number, attempt, end in reversed(attempts(folder, MOST_ATTEMPTS)):
+        seconds = end - attempt.began if attempt.began else 0
+        if number in costs:  # a copy of the file has another time
+            seconds = costs[number].wall_seconds
+        span = f" for {duration(seconds)}" if seconds else ""
+        yield f"{number}: {local_time(attempt.began or end)}{span}, {attempt}"[:WIDTH]
     if last > MOST_ATTEMPTS:
         yield f"and {last - MOST_ATTEMPTS} earlier"
 

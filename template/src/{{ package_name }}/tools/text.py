@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from ..engine.errors import printable
+from ..engine.errors import printable, without_secrets
 
 
 def aligned(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
@@ -33,3 +33,9 @@ def as_text(value: object) -> str:
     with suppress(ValueError):  # an integer of thousands of digits
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     return "?"
+
+
+def short(value: object, most: int = 300) -> str:
+    """Return a value as text without secrets, and without its middle if it is long."""
+    text = without_secrets(as_text(value))
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"

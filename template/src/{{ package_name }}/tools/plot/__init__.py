@@ -1,25 +1,37 @@
 """Draws the metrics of runs to a picture: `python -m <package> plot RUN_DIR... [--x time]`.
 
-It needs no server, no display and no torch. curves.py reads the metrics, panels.py draws them.
+It needs no server, no display and no torch. curves.py reads the metrics.
 """
 
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from statistics import fmean
+from typing import Annotated, Any, Literal
 
 import matplotlib
 import tyro
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure  # not pyplot: it looks for a display and keeps figures
 from matplotlib.lines import Line2D
 
 from ...engine.config import read_flags
 from ...engine.errors import UsageError
 from .. import program
-from .curves import Curves, group, load
-from .panels import MEANING, choose, colours_of, draw
+from .curves import Curves, Group, group, load
+
+# Metrics that are drawn only if they are named.
+LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm", "train/slowest_hook")
+STYLES = ("-", "--", ":")  # of the metrics of a panel
+FEW_VALUES = 20  # a curve of so many or fewer is drawn with dots, and not smoothed
+UNITS = {"step": 1, "minutes": 60, "hours": 3600}  # of the x axis; those of time in seconds
+MEANING = "mean over seeds, band from min to max; pale: not all seeds have a value"
+# A dollar sign in the name of a metric or a run does not begin a formula.
+matplotlib.rcParams["text.parse_math"] = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +45,8 @@ class Flags:
     x: Literal["step", "time"] = "step"
     """the x axis; time counts from a run's first line and includes waits in the queue"""
     seeds: Literal["mean", "each"] = "mean"
-    """mean: runs of the same code and settings but for the seed are one curve, the mean of those
-    that have a value at a step, in a band from the smallest to the largest value; each: a curve for
-    each run, as always over time"""
+    """mean: runs that differ only in their seed are one curve, the mean of those that have a value
+    at a step, in a band from min to max; each: a curve for each run, as always over time"""
     smooth: float = 0.0
     """weight of the past in a moving average of each run, from 0 to below 1, such as 0.6"""
     output: Path = Path("plot.png")
@@ -77,16 +88,12 @@ def figure(
     Args:
         runs: from `load`.
         metrics: a panel each; if none, all except LEFT_OUT, with training and validation together.
-        x: the x axis, step or time.
-        smooth: weight of the past in a moving average; the measured values are drawn pale under it.
-        together: whether runs that differ only in their seed are a group. Over time they are not:
-            they are at the same step at different times.
+        x, smooth: as in Flags.
+        together: whether runs that differ only in their seed are a group, over steps only.
 
     Raises:
         UsageError: a metric is in none of the runs.
     """
-    # A dollar sign in the name of a metric or a run does not begin a formula.
-    matplotlib.rcParams["text.parse_math"] = False
     panels, groups = choose(runs, metrics), group(runs, together and x == "step")
     columns = max(1, min(len(panels), 2 if len(panels) <= 4 else 3))
     rows = math.ceil(len(panels) / columns)
@@ -106,3 +113,94 @@ def figure(
         frameon=False,
     )
     return drawn
+
+
+def choose(runs: Iterable[Curves], metrics: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the metrics of each panel, by its title.
+
+    Raises:
+        UsageError: a metric is in none of the runs.
+    """
+    # The names of metrics have a slash; step, time and epoch have none.
+    names = {name for run in runs for line in run.lines for name in line if "/" in name}
+    if missing := set(metrics) - names:
+        known = ", ".join(sorted(names))
+        raise UsageError(f"no run has '{min(missing)}' among its metrics: {known}")
+    if metrics:
+        return {metric: [metric] for metric in metrics}
+    panels: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if not name.startswith(LEFT_OUT):
+            title = name.removeprefix("train/").removeprefix("validation/").replace("_", " ")
+            panels.setdefault(title, []).append(name)
+    return panels
+
+
+def colours_of(groups: Sequence[Group]) -> list[str]:
+    """Return a colour for each group, as #rrggbb."""
+    shades = matplotlib.colormaps["turbo"].resampled(len(groups))
+    return [to_hex(f"C{i}" if len(groups) <= 10 else shades(i)) for i in range(len(groups))]
+
+
+def draw(
+    axes: Axes, groups: Sequence[Group], metrics: Sequence[str], x: str = "step", smooth: float = 0
+) -> None:
+    """Draw a panel: a colour for each group, and a style for each metric.
+
+    Args:
+        groups: from `group`; those of several runs are drawn over steps only.
+        x: one of UNITS.
+        smooth: weight of the past in a moving average; the measured values are drawn pale under it.
+    """
+    axes.set_xlabel(x)
+    axes.grid(alpha=0.3)
+    styles = {}
+    for metric, style in zip(metrics, STYLES, strict=False):
+        past = 0 if metric.startswith("train/lr") else smooth  # learning rates have no noise
+        for each, colour in zip(groups, colours_of(groups), strict=True):
+            curves = [curve for run in each.runs if (curve := _points(run, metric, x))]
+            if not curves:
+                continue
+            look: dict[str, Any] = {"linestyle": style, "linewidth": 1.5, "color": colour}
+            if max(map(len, curves)) <= FEW_VALUES:
+                look |= {"marker": "o", "markersize": 3}
+            elif past:
+                if len(each.runs) == 1:
+                    _draw_mean(axes, curves, 1, {**look, "alpha": 0.25})
+                curves = [_smoothed(curve, past) for curve in curves]
+            _draw_mean(axes, curves, len(each.runs), look)
+            label = metric.split("/")[0]
+            styles[metric] = Line2D([], [], label=label, **{**look, "color": "black"})
+    if len(styles) > 1:
+        axes.legend(handles=list(styles.values()), fontsize=9)
+
+
+def _points(run: Curves, metric: str, x: str) -> dict[float, float]:
+    """Return the values of a metric by x; time counts from the run's first line."""
+    name, began = ("step", 0) if x == "step" else ("time", run.lines[0].get("time", 0))
+    lines = [line for line in run.lines if {name, metric} <= set(line)]
+    return {(line[name] - began) / UNITS[x]: line[metric] for line in lines}
+
+
+def _smoothed(curve: Mapping[float, float], past: float) -> dict[float, float]:
+    means = accumulate(curve.values(), lambda before, y: past * before + (1 - past) * y)
+    return dict(zip(curve, means, strict=True))
+
+
+def _draw_mean(
+    axes: Axes, curves: Sequence[Mapping[float, float]], number: int, look: Mapping[str, Any]
+) -> None:
+    """Draw the mean of the values at each step, pale if not all runs have one, in their band."""
+    at: dict[float, list[float]] = {}
+    for curve in curves:
+        for x, y in curve.items():
+            at.setdefault(x, []).append(y)
+    at = dict(sorted(at.items()))
+    means = list(map(fmean, at.values()))
+    if number > 1:
+        band = {x: ys for x, ys in at.items() if len(ys) > 1}  # one alone would look certain
+        low, high = (list(map(of, band.values())) for of in (min, max))
+        axes.fill_between(list(band), low, high, color=look["color"], alpha=0.2, linewidth=0)
+        axes.plot(list(at), means, **{**look, "alpha": 0.35})
+    whole = [len(ys) == number for ys in at.values()]
+    axes.plot(list(at), [y if w else math.nan for y, w in zip(means, whole, strict=True)], **look)

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ...engine.errors import UsageError, printable
 from ...engine.filesystem import in_range, read_lines
 from ..runs import Run, find_runs, read, read_settings, survey
+from ..text import short
 
 # Settings that have no effect on a curve.
 IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
@@ -23,26 +24,21 @@ class Curves(NamedTuple):
     """The metrics of a run.
 
     Args:
-        run: its folder and status.
+        run: its folder, without links, and status.
         lines: the finite numbers of each line of metrics.jsonl, in order of their steps.
-        settings: of the run, with the number of ranks; empty if they can't be read.
-        code: its commit, and what was not committed as a diff.
+        settings: of the run, as far as they can be read, with its number of ranks and its commit.
+        diff: what was not committed.
     """
 
     run: Run
     lines: Sequence[Mapping[str, float]]
     settings: Mapping[str, Any]
-    code: tuple[str, str]
-
-    @property
-    def folder(self) -> Path:
-        """The path of the run folder, without links."""
-        return self.run.folder.resolve()
+    diff: str
 
     @property
     def name(self) -> str:
         """The last two folders of the path."""
-        return "/".join(self.folder.parts[-2:])
+        return "/".join(self.run.folder.parts[-2:])
 
 
 class Group(NamedTuple):
@@ -69,23 +65,21 @@ def load(folders: Sequence[Path]) -> list[Curves]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Curves]:
-    """Return what is known of runs, in the order of their folders."""
-    known = {run.folder: run for run in survey(folders, time.time())}
-    return [_read(known[folder]) for folder in folders]
+    """Return what is known of runs, in the order of their folders, whose paths become absolute."""
+    paths = [folder.resolve() for folder in folders]
+    known = {run.folder: run for run in survey(paths, time.time())}
+    return [_read(known[path]) for path in paths]
 
 
 def _read(run: Run) -> Curves:
     lines: list[dict[str, float]] = []
     with suppress(OSError):
-        lines = [_numbers(line) for line in read_lines(run.folder / "metrics.jsonl")]
+        for line in read_lines(run.folder / "metrics.jsonl"):
+            known = {n: v for n, v in line.items() if isinstance(v, int | float) and in_range(v)}
+            lines.append({printable(name): value for name, value in known.items()})
     git = read(run.folder / "provenance.json").get("git", {})
-    code = str(git.get("commit")), str(git.get("diff"))
-    return Curves(run, lines, read_settings(run.folder), code)
-
-
-def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {n: v for n, v in line.items() if isinstance(v, int | float) and in_range(v)}
-    return {printable(name): value for name, value in numbers.items()}
+    settings = {**read_settings(run.folder), "commit": run.commit}
+    return Curves(run, lines, settings, str(git.get("diff") or ""))
 
 
 def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
@@ -94,22 +88,21 @@ def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
     With `together`, runs of the same code and settings that differ only in their seed are a group.
     Runs with equal seeds are a repetition and no sample of seeds: they are drawn on their own.
     """
-    found: dict[str, list[Curves]] = {}
+    found: dict[Hashable, list[Curves]] = {}
     for run in runs:
-        recipe = {n: v for n, v in run.settings.items() if n not in IGNORED and n != "seed"}
+        recipe = sorted(
+            (n, repr(v)) for n, v in run.settings.items() if n not in IGNORED | {"seed"}
+        )
         alike = together and "seed" in run.settings
-        key = repr((sorted(recipe.items()), run.code)) if alike else str(run.folder)
-        found.setdefault(key, []).append(run)
+        found.setdefault((*recipe, run.diff) if alike else run.run.folder, []).append(run)
     groups: list[list[Curves]] = []
     for members in found.values():
         seeds = {str(run.settings.get("seed")) for run in members}
         groups += [members] if len(seeds) == len(members) else [[run] for run in members]
-    shown = differing([members[0] for members in groups])
-    if any(len(members) > 1 for members in groups):
-        shown = [name for name in shown if name != "seed"]
+    means = len(groups) < len(runs)
+    shown = [n for n in differing([each[0] for each in groups]) if not means or n != "seed"]
     shown = shown if len(shown) <= MAX_SETTINGS else []
-    several = len({members[0].code[0] for members in groups}) > 1
-    return [Group(_label(members, shown, several), members) for members in groups]
+    return [Group(_label(members, shown), members) for members in groups]
 
 
 def differing(runs: Sequence[Curves]) -> list[str]:
@@ -118,21 +111,13 @@ def differing(runs: Sequence[Curves]) -> list[str]:
     return [n for n in names if len({repr(run.settings.get(n)) for run in runs}) > 1]
 
 
-def _label(members: Sequence[Curves], shown: Sequence[str], commits: bool) -> str:
-    """Return the name of a group with some settings, and its commit if there are several."""
-    first = members[0]
-    name = first.name
+def _label(members: Sequence[Curves], shown: Sequence[str]) -> str:
+    """Return the name of a group with some settings, and the seeds that did not finish."""
+    name, settings, seeds = members[0].name, members[0].settings, ""
     if len(members) > 1:  # the folder that holds them all
-        name = Path(os.path.commonpath([run.folder.parent for run in members])).name
-        name += f" {first.code[0][:8]}" if commits else ""
-    words = [name, *(f"{each}={first.settings.get(each)}" for each in shown)]
-    label = printable(" ".join(words))
-    if len(label) > LONGEST:
-        label = f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 :]}"
-    if len(members) > 1:
-        label += f" (mean of {len(members)} seeds"
-        for run in members:
-            if run.run.status != "finished":
-                label += printable(f"; seed {run.settings['seed']} {run.run.status}")[:LONGEST]
-        label += ")"
-    return label
+        name = Path(os.path.commonpath([run.run.folder.parent for run in members])).name
+        states = [f"; seed {run.settings['seed']} {run.run.status}" for run in members]
+        unfinished = "".join(each for each in states if not each.endswith(" finished"))
+        seeds = f" (mean of {len(members)} seeds{short(unfinished, LONGEST)})"
+    label = " ".join([name, *(f"{each}={settings.get(each)}" for each in shown)])
+    return printable(short(label, LONGEST) + seeds)
