@@ -18,6 +18,7 @@ from typing import IO, Any, BinaryIO
 from .errors import UsageError
 
 MOST_BYTES = 2**24  # of a file in a run folder; more are refused
+UNLINKED = ("attempts", "figures", "profile")  # folders of a run that are no links
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
@@ -60,7 +61,8 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
     """Open a file of a run folder, which another user may have made.
 
     Raises OSError for a link, which may point to a secret of the caller; for a pipe, since opening
-    one waits for its other end; and for a hard link to another user's file.
+    one waits for its other end; for a hard link to another user's file; and for what is in one of
+    the folders UNLINKED, if that is a link.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -74,6 +76,8 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
         reason = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
         if facts.st_nlink > 1 and facts.st_uid != path.parent.stat().st_uid:
             reason = "it is a hard link to another user's file"
+        if path.parent.name in UNLINKED and path.parent.is_symlink():
+            reason = "its folder is a link"
         if reason:
             os.close(number)
             raise OSError(errno.EPERM, reason, name)
@@ -82,6 +86,16 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
         return number
 
     return open(path, mode, buffering, None if "b" in mode else "utf-8", opener=opener)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return what is in a folder of a run, by name.
+
+    Raises OSError if it can't be read or is a link, which may point to what others shall not see.
+    """
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link", str(folder))
+    return sorted(folder.iterdir())
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:

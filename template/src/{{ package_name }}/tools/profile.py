@@ -18,7 +18,7 @@ import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, say
-from ..engine.filesystem import read_bytes
+from ..engine.filesystem import files_in, read_bytes
 from ..engine.run.clock import CLOCK
 from . import program
 
@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     run = read_flags(Flags, argv, program("profile")).run
     folder = run / "profile"
     try:
-        paths = sorted(path for path in folder.iterdir() if "_rank_" in path.name)
+        paths = [path for path in files_in(folder) if "_rank_" in path.name]
         for path in paths:
             say(read_bytes(path).decode(errors="replace") if path.suffix == ".txt" else path)
     except FileNotFoundError:
