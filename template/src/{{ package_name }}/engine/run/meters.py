@@ -38,6 +38,7 @@ class Meter:
         self.device, self.rate = device, f"train/{unit}_per_second"
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
         self.slow, self.machine = SlowRanks(), Machine(device)
+        PROCESS.cpu_percent()  # the first answer is always 0
         self.ranks: list[Rank] = []
         self.begin()
 
