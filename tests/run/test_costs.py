@@ -240,7 +240,7 @@ def test_folders_that_can_not_be_read_are_counted(project: Path, tmp_path: Path)
     (root / "b").chmod(0o700)
     (root / "a/2").chmod(0o700)
     assert done.stdout.splitlines()[-2].split()[:3] == ["total", "1", "1"]
-    assert done.stderr == "left out: 2 folders that can't be read\n"
+    assert done.stderr == f"left out, as it can't be read: {root}/a/2 and 1 more\n"
 
 
 def test_usage_of_others_neither_hangs_nor_ends_a_command(

@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         _write(flags.json, f"{json.dumps(facts, indent=2)}\n")
     if flags.csv:
         settings = [read_settings(run.folder) for run in runs]
-        facts = [fact | _results(run.folder) for fact, run in zip(facts, runs, strict=True)]
+        facts = [fact | results(run.folder) for fact, run in zip(facts, runs, strict=True)]
         _write(flags.csv, costs.as_csv(spent, facts, settings))
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
 
@@ -128,7 +128,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     closed = list[Path]()
     found = [path for folder in folders for path in _runs_in(folder, 2, closed)]
     if closed:
-        print(f"left out: {len(closed)} folders that can't be read", file=sys.stderr)
+        first, more = printable(str(closed[0])), len(closed) - 1
+        said = f"left out, as it can't be read: {first}" + (f" and {more} more" if more else "")
+        print(said, file=sys.stderr)
     return list({path.resolve(): path for path in found}.values())
 
 
@@ -136,11 +138,18 @@ def _runs_in(folder: Path, depth: int, closed: list[Path]) -> list[Path]:
     try:
         if any((folder / mark).exists() for mark in MARKS):
             return [folder]
-        below = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
+        below = [path for path in folder.iterdir() if path.is_dir()] if depth else []
     except PermissionError:  # another user's, under a root that many share
         closed.append(folder)
         return []
+    below.sort(key=_natural)
     return [path for each in below for path in _runs_in(each, depth - 1, closed)]
+
+
+def _natural(path: Path) -> list[int | str]:
+    """Return a key that sorts run-2 before run-10."""
+    parts = re.split(r"(\d+)", path.name)  # every second one is a number
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def survey(folders: Sequence[Path], now: float) -> list[Run]:
@@ -205,7 +214,7 @@ def read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _results(folder: Path) -> dict[str, Any]:
+def results(folder: Path) -> dict[str, Any]:
     """Return the metrics of the test set."""
     return {n: v for n, v in read(folder / "summary.json").items() if n.startswith("test_")}
 
