@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -239,7 +241,16 @@ def test_what_is_drawn_as_a_mean_of_seeds(plot: ModuleType, tmp_path: Path) -> N
     other = {"seed": 3, "lr": 0.2}
     assert labels(("a", one, ""), ("b", two, ""), ("c", other, ""))[0] == f"lr=0.1 {mean}"
     both = labels(("a", one, "1st"), ("b", two, "1st"), ("c", one, "2nd"), ("d", two, "2nd"))
-    assert both == [f"commit=1st {mean}", f"commit=2nd {mean}"]
+    changes = [f"changes={sha256(diff.encode()).hexdigest()[:6]}" for diff in ("1st", "2nd")]
+    assert both == [f"commit={n} {c} {mean}" for n, c in zip(("1st", "2nd"), changes, strict=True)]
+    # Of a commit with changes that differ; and in more settings than a name has room for.
+    ninth, tenth = "123456789", "123456789x"
+    changed = labels(("a", one, ninth), ("b", two, ninth), ("c", one, tenth), ("d", two, tenth))
+    assert all(re.fullmatch(rf"changes=\w{{6}} {re.escape(mean)}", label) for label in changed)
+    assert len({*changed}) == 2
+    many = dict.fromkeys("wxyz", 1)
+    third, fourth = ("c", {**many, "seed": 1}, ""), ("d", {**many, "seed": 2}, "")
+    assert labels(("a", one, ""), ("b", two, ""), third, fourth) == [mean, f"{mean} (2)"]
     # Another code, a repetition, and settings that can't be read are no sample of seeds.
     for runs in (
         (("a", one, ""), ("b", two, "+ another line")),

@@ -1,6 +1,7 @@
 """The page about runs says what they were, fits in a mail, and does nothing in a browser."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -8,8 +9,11 @@ import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -22,6 +26,7 @@ from .conftest import PACED, Job, clean_environment, srun
 FLAGS = ("--log-every=5", "--checkpoint-every=10", "--validate-every=10", "--validation-size=500")
 EVIL = "\x1b]0;x\x07\u202e<script>document.title='taken'</script><img src=x onerror=alert(1)>\udcff"
 MEGABYTE = 1_000_000
+CPU = "system/cpu_percent"
 
 
 class Read(HTMLParser):
@@ -100,14 +105,16 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
     for name in ("accuracy", "loss"):
         assert f"{summary[f'test_{name}']:.6g} test {name}" in page.text
     for text in (
-        f"{stopped.run_dir.parent.name}/stopped finished {stopped.run_dir}, last heard",
+        f"{stopped.run_dir.parent.name}/stopped finished Made at 2",
+        "; all times are ",
+        f"{stopped.run_dir}, last heard",
         "cost 0:0",
         " in 2 attempts",
         "lr=0.123",
         "world size 2, srun",
         f"--run-dir={stopped.run_dir}",
         "2: 2",
-        "went on later",
+        "went on later. Grey: an attempt at the run",
         f"more in {stopped.run_dir}/summary.json",
     ):
         assert text in page.text, text
@@ -122,24 +129,34 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
     assert newest.read_bytes() in page.pictures
 
 
-def test_stops_are_marked_where_they_were(project: Path, stopped: Job) -> None:
+def test_stops_are_marked_where_they_were(project: Path, stopped: Job, tmp_path: Path) -> None:
     from demo.tools import report
-    from demo.tools.plot.curves import read_runs
+    from demo.tools.plot import UNITS
+    from demo.tools.plot.curves import Group, read_runs
 
-    (curves,) = read_runs([stopped.run_dir])
-    marks = {}
+    copied = shutil.copytree(stopped.run_dir, tmp_path / "copied", copy_function=shutil.copyfile)
+    (curves,) = read_runs([copied])
+    seen: dict[str, Any] = {}
 
     class Kept(report.Page):
-        def add_panel(self, name: str, *_: object, **marked: list) -> None:
-            marks[name] = marked
+        def add_panel(
+            self, name: str, groups: list[Group], _: object, x: str = "step", **marks: list
+        ) -> None:
+            seen[name.rpartition(": ")[2]] = groups[0].runs[0].lines, x, marks
 
-    report._add_curves(Kept(""), curves)
+    report._add_curves(Kept(""), curves, 0)
     resumed = stopped.summary["resumed_from_step"]
-    (step,) = marks["loss"]["stops"]
+    (step,) = seen["loss"][2]["stops"]
     assert step == max(line["step"] for line in curves.lines if line["step"] <= resumed)
-    first, second = marks["system/cpu_percent"]["spans"]
-    times = [(line["time"] - curves.lines[0]["time"]) / 60 for line in curves.lines]
-    assert first[0] < times[0] < first[1] < second[0] < times[-1] <= second[1]
+    lines, unit, marks = seen[CPU]
+    first, second = marks["spans"]
+    began = lines[0]["time"]
+    times = [(line["time"] - began) / UNITS[unit] for line in curves.lines]
+    assert 0 == first[0] < times[0] < first[1] <= second[0] < times[-1] <= second[1] + 1
+    # The curve has a gap where no process was there.
+    gaps = [each["time"] - began for each in lines if math.isnan(each.get(CPU, 0))]
+    assert gaps == [0, pytest.approx(second[0] * UNITS[unit])]
+    assert all(line[CPU] > 0 for line in curves.lines if CPU in line)
 
 
 def test_seeds_are_one_curve_that_names_those_that_did_not_end(
@@ -178,6 +195,10 @@ def test_seeds_are_one_curve_that_names_those_that_did_not_end(
 
     page = report(seeds)
     assert label in page.text and "band from min to max" in page.text
+    assert f"{label}: mean ± deviation" in page.text
+    tested = [json.loads((seeds / f"{n}/summary.json").read_text())["test_loss"] for n in (0, 1)]
+    assert f"{fmean(tested):.6g} ± {stdev(tested):.2g} (2 seeds)" in page.text
+    assert "CPU-hours" in page.text and "GPU-hours" not in page.text
     assert "seeds/2 preempted" in page.text and "seed=2" in page.text
     assert page.text.count("The end of the log") == 4
 
@@ -308,6 +329,44 @@ def test_a_page_has_at_most_a_megabyte(report: Report, tmp_path: Path) -> None:
     assert page.tags.count("tr") > 100 and "20 rows of the table" in page.text
 
 
+def test_the_numbers_of_all_runs_come_before_the_curves_of_any(
+    report: Report, stopped: Job, tmp_path: Path
+) -> None:
+    for number in range(14):
+        copied = shutil.copytree(stopped.run_dir, tmp_path / "many" / f"run-{number}")
+        settings = (copied / "config.yaml").read_text().replace("lr: 0.123", f"lr: 0.{number}")
+        (copied / "config.yaml").write_text(settings)
+    page = report(tmp_path / "many")
+    assert page.text.count("Where it came from") == 14 and len(page.curves) > 20
+    assert page.text.index("many/run-2 ") < page.text.index("many/run-10 ")
+    assert " parts: many/run-" in page.text.partition(" run status ")[0]
+
+
+def test_folders_of_a_run_that_are_links_are_refused(
+    project: Path, report: Report, tmp_path: Path
+) -> None:
+    from demo.engine.errors import UsageError
+    from demo.engine.run import usage
+    from demo.tools import profile
+
+    run, secret = write_run(tmp_path / "run"), write_run(tmp_path / "secret")
+    (secret / "profile").mkdir()
+    (secret / "profile/x_rank_0.1.txt").write_text("hunter2")
+    Image.effect_noise((1200, 1200), 99).save(secret / "figures" / "hunter2-00000001.png")
+    (secret / "attempts/1-usage.json").write_text(json.dumps(asdict(usage.Usage(1e9, 2e9))))
+    assert usage.total(secret) and "hunter2" in report(secret).text
+    for name in ("figures", "attempts", "profile"):
+        shutil.rmtree(run / name, ignore_errors=True)
+        (run / name).symlink_to(secret / name)
+    page = report(run)
+    assert "hunter2" not in page.text and not page.pictures
+    assert usage.total(run) is None
+    with pytest.raises(UsageError, match="it is a link"):
+        profile.main([str(run)])
+    (tmp_path / "mine").symlink_to(secret)  # a run folder may be one
+    assert "hunter2" in report(tmp_path / "mine").text
+
+
 def test_a_browser_shows_it_without_network_and_script(
     report: Report, stopped: Job, seeds: Path, tmp_path: Path
 ) -> None:
@@ -324,8 +383,13 @@ def test_a_browser_shows_it_without_network_and_script(
             report(*folders, output=file)
             page.goto(file.as_uri())
             assert page.title() != "taken"
+            for each in page.locator("table.runs a").all():
+                fold = page.locator(str(each.get_attribute("href")))
+                assert not fold.locator("section").is_visible()
+                fold.locator("summary").first.click()
+                assert fold.locator("section").is_visible()
             for text in ("Curves", "Where it came from", "The end of the log"):
-                assert page.get_by_text(text).first.is_visible()
+                assert page.get_by_text(text, exact=True).last.is_visible()
             for width in (1400, 400):
                 page.set_viewport_size({"width": width, "height": 900})
                 wide, pictures = page.evaluate(LOOK)

@@ -28,7 +28,7 @@ from .curves import Curves, Group, group, load
 LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm", "train/slowest_hook")
 STYLES = ("-", "--", ":")  # of the metrics of a panel
 FEW_VALUES = 20  # a curve of so many or fewer is drawn with dots, and not smoothed
-UNITS = {"step": 1, "minutes": 60, "hours": 3600}  # of the x axis; those of time in seconds
+UNITS = {"step": 1, "seconds": 1, "minutes": 60, "hours": 3600}  # of x; of time in seconds
 MEANING = "mean over seeds, band from min to max; pale: not all seeds have a value"
 # A dollar sign in the name of a metric or a run does not begin a formula.
 matplotlib.rcParams["text.parse_math"] = False

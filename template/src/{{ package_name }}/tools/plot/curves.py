@@ -1,5 +1,6 @@
 """Reads the metrics of runs, groups runs that differ only in their seed, and names the groups."""
 
+import hashlib
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from ..text import short
 
 # Settings that have no effect on a curve.
 IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
-IGNORED |= {"profile", "profile_ranks"}
+IGNORED |= {"count_flops", "profile", "profile_ranks"}
 MAX_SETTINGS = 3  # in a label
 LONGEST = 100  # characters of a label
 
@@ -26,7 +27,8 @@ class Curves(NamedTuple):
     Args:
         run: its folder, without links, and status.
         lines: the finite numbers of each line of metrics.jsonl, in order of their steps.
-        settings: of the run, as far as they can be read, with its number of ranks and its commit.
+        settings: of the run, as far as they can be read, with its number of ranks, its commit, and
+            a name for its uncommitted changes.
         diff: what was not committed.
     """
 
@@ -78,8 +80,10 @@ def _read(run: Run) -> Curves:
             known = {n: v for n, v in line.items() if isinstance(v, int | float) and in_range(v)}
             lines.append({printable(name): value for name, value in known.items()})
     git = read(run.folder / "provenance.json").get("git", {})
-    settings = {**read_settings(run.folder), "commit": run.commit}
-    return Curves(run, lines, settings, str(git.get("diff") or ""))
+    diff = str(git.get("diff") or "")
+    changes = hashlib.sha256(diff.encode(errors="replace")).hexdigest()[:6] if diff else "none"
+    code = {"commit": run.commit or "none", "changes": changes}
+    return Curves(run, lines, read_settings(run.folder) | code, diff)
 
 
 def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
@@ -94,7 +98,7 @@ def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
             (n, repr(v)) for n, v in run.settings.items() if n not in IGNORED | {"seed"}
         )
         alike = together and "seed" in run.settings
-        found.setdefault((*recipe, run.diff) if alike else run.run.folder, []).append(run)
+        found.setdefault(tuple(recipe) if alike else run.run.folder, []).append(run)
     groups: list[list[Curves]] = []
     for members in found.values():
         seeds = {str(run.settings.get("seed")) for run in members}
@@ -102,7 +106,11 @@ def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
     means = len(groups) < len(runs)
     shown = [n for n in differing([each[0] for each in groups]) if not means or n != "seed"]
     shown = shown if len(shown) <= MAX_SETTINGS else []
-    return [Group(_label(members, shown), members) for members in groups]
+    labels = [_label(members, shown) for members in groups]
+    for place, label in enumerate(labels):  # such as of groups that differ in many settings
+        if number := labels[:place].count(label):
+            labels[place] += f" ({number + 1})"
+    return [Group(label, members) for label, members in zip(labels, groups, strict=True)]
 
 
 def differing(runs: Sequence[Curves]) -> list[str]:

@@ -3,10 +3,13 @@
 All text is foreign: `make` escapes it, and control characters and secrets do not get here.
 """
 
+import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from io import BytesIO
+from itertools import groupby
+from operator import itemgetter
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -14,10 +17,11 @@ from PIL import Image
 from ...engine.errors import printable_lines, without_secrets
 from ..plot import draw
 from ..plot.curves import Group
-from ..text import short
+from ..text import local_time, short
 
 ROOM = 950_000  # bytes of all parts; the rest of a megabyte is for the head and for what is named
-RESERVE = 200_000  # of them, for the text that follows pictures
+RESERVE = 200_000  # of them, for the text that follows curves
+MADE = "Made at %Y-%m-%d %H:%M; all times are %Z (%z)."
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
@@ -28,12 +32,13 @@ HEAD = """<!doctype html>
 * { box-sizing: border-box; print-color-adjust: exact; }
 body { margin: 0 auto; padding: 2rem clamp(1rem, 4vw, 3rem); max-width: 1400px; color: var(--ink);
   background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif;
-  display: grid; gap: .75rem 1.5rem;
+  }
+body, section { display: grid; gap: .75rem 1.5rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
-body > * { grid-column: 1 / -1; margin: 0; min-width: 0; overflow-wrap: anywhere; }
-body > figure { grid-column: auto; } figure, tr { break-inside: avoid; }
-h1 { font-size: 1.7rem; line-height: 1.25; } h2 { font-size: 1.35rem; margin-top: 2.5rem;
-  padding-top: 1.25rem; border-top: 3px solid var(--line); }
+body > *, section > * { grid-column: 1 / -1; margin: 0; min-width: 0; overflow-wrap: anywhere; }
+body > figure, section > figure { grid-column: auto; } figure, tr { break-inside: avoid; }
+h1 { font-size: 1.7rem; line-height: 1.25; }
+[id] { border-top: 1px solid var(--line); } [id] > summary { font-size: 1.15rem; font-weight: 600; }
 h3 { font-size: 1.05rem; margin-top: 1.25rem; break-after: avoid; }
 img { display: block; max-width: 100%; height: auto; } figure.curve img { width: 100%; }
 figcaption, small, .soft { color: var(--soft); font-size: .85rem; }
@@ -42,20 +47,26 @@ figcaption, small, .soft { color: var(--soft); font-size: .85rem; }
 .finished { background: #18794e; } .running { background: #1b62b5; }
 .failed, .lost, .stuck { background: #b42318; }
 .numbers { display: grid; gap: .75rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 150px), 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 165px), 1fr)); }
 .numbers div, pre { padding: .6rem .8rem; border-radius: .5rem; background: var(--pale); }
 .numbers b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-tr { border-bottom: 1px solid var(--line); } th { color: var(--soft); width: min(12rem, 30vw); }
+tr { border-bottom: 1px solid var(--line); } th { color: var(--soft); }
+.facts th { width: min(12rem, 30vw); } .wide { overflow-x: auto; overflow-wrap: normal; }
 th, td { padding: .35rem .8rem .35rem 0; text-align: left; vertical-align: top; }
 pre { margin: 0; font-size: .78rem; line-height: 1.45; } td, pre { white-space: pre-wrap; }
 .legend span { display: inline-block; margin-right: 1.4rem; }
 .legend i { display: inline-block; width: 1.6rem; height: .25rem; margin: 0 .4rem .2rem 0; }
 @media (max-width: 640px) {
-  body { padding: 1rem; } .runs tr { display: block; padding: .5rem 0; }
-  .runs td { display: inline-block; padding: 0 .8rem 0 0; } .runs td:empty { display: none; }
+  body { padding: 1rem; } .runs tr { display: block; padding: .5rem 0; overflow-wrap: anywhere; }
+  .runs td { display: flex; gap: 1rem; justify-content: space-between; padding: 0; }
+  .runs td:empty, .runs th { display: none; }
+  .runs td::before { content: attr(title); color: var(--soft); }
 }
-@media print { body { padding: 0; font-size: 11px; grid-template-columns: 1fr 1fr; } }
+@media print {
+  body { padding: 0; font-size: 11px; } body, section { grid-template-columns: 1fr 1fr; }
+  ::details-content { content-visibility: visible; }
+}
 </style>
 """
 
@@ -65,11 +76,18 @@ class Html(str):
 
 
 class Page:
-    """Collects parts as long as there is room, and the names of those that found none."""
+    """Collects parts as long as there is room, and the names of those that found none.
 
-    def __init__(self, title: str) -> None:
-        self.title, self.room = title, ROOM
-        self.parts, self.left_out = list[str](), list[str]()
+    Attributes:
+        place: of what is added next: the number of a run, and a number that sorts its parts. All
+            but the first part of a run are folded, if it is not run 0.
+    """
+
+    def __init__(self, title: str, *more: str) -> None:
+        self.title, self.room, self.place = title, ROOM, (0, 0)
+        self.parts, self.left_out = list[tuple[tuple[int, int], str]](), list[str]()
+        self.top = make("h1", f"{short(title)} ", *more)
+        self.top += make("p", local_time(time.time(), MADE), class_="soft")
 
     def add(self, name: str, *elements: Html, spare: int = 0) -> None:
         """Add elements if there is room for all, and so many bytes to spare; else name them."""
@@ -79,14 +97,14 @@ class Page:
             self.left_out.append(short(name, 80))
         else:
             self.room -= size
-            self.parts.append(text)
+            self.parts.append((self.place, text))
 
-    def add_picture(self, name: str, png: bytes, caption: str = "", kind: str = "figure") -> None:
-        """Add a picture, if it leaves room for the text that follows."""
+    def add_picture(self, name: str, png: bytes, caption: str = "", spare: int = 0) -> None:
+        """Add a picture, that of a curve without a caption, if it leaves so many bytes to spare."""
         alt, data = escape(clean(short(name, 80))), b64encode(png).decode()
         shown = Html(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-        below = [make("figcaption", caption)] if caption else []
-        self.add(name, make("figure", shown, *below, class_=kind), spare=RESERVE)
+        below, kind = ([make("figcaption", caption)], "figure") if caption else ([], "curve")
+        self.add(name, make("figure", shown, *below, class_=kind), spare=spare)
 
     def add_panel(
         self,
@@ -97,11 +115,12 @@ class Page:
         stops: Sequence[float] = (),
         spans: Sequence[tuple[float, float]] = (),
     ) -> None:
-        """Add curves over `x`, with some of its values and spans marked."""
+        """Add curves over `x`, with some of its values and spans marked; `name` ends in the title,
+        perhaps after a run and a colon."""
         whole, small = BytesIO(), BytesIO()
         if self.room > RESERVE:  # else it would be drawn for nothing
             drawn = Figure(figsize=(5.3, 3.2), layout="constrained")
-            axes = drawn.add_subplot(title=short(name, 50))
+            axes = drawn.add_subplot(title=short(name.rpartition(": ")[2], 50))
             axes.spines[["right", "top"]].set_visible(False)
             draw(axes, groups, metrics, x)
             for begin, end in spans:
@@ -111,15 +130,23 @@ class Page:
             drawn.savefig(whole, dpi=160)
             # A quarter of the bytes, and no difference to the eye.
             Image.open(whole).convert("RGB").quantize(64).save(small, "png", optimize=True)
-        self.add_picture(name, small.getvalue(), kind="curve")
+        self.add_picture(name, small.getvalue(), spare=RESERVE)
 
     def text(self) -> str:
         """Return the page as HTML."""
+        body = self.top
         if self.left_out:
             names = f"{len(self.left_out)} parts: {short(', '.join(self.left_out), 2000)}"
-            self.parts.append(make("p", f"Left out, to stay below a megabyte, {names}"))
+            body += make("p", f"Left out, to stay below a megabyte, {names}", class_="soft")
+        in_order = sorted(self.parts, key=itemgetter(0))
+        for run, parts in groupby(in_order, lambda part: part[0][0]):
+            first, *others = (text for _, text in parts)
+            inner = f"{first}<section>{''.join(others)}</section>"
+            body += (
+                f'<details id="run-{run}">{inner}</details>' if run else "".join([first, *others])
+            )
         title = make("title", self.title)
-        return f"{HEAD}{title}</head>\n<body>\n{''.join(self.parts)}</body></html>\n"
+        return f"{HEAD}{title}</head>\n<body>\n{body}</body></html>\n"
 
 
 def make(tag: str, *content: str, **attributes: str) -> Html:
@@ -137,4 +164,5 @@ def clean(text: str) -> str:
 def facts(values: Mapping[str, str]) -> Html:
     """Return a table of names and values, without those that are empty."""
     known = {short(name, 80): short(value, 1000) for name, value in values.items() if value}
-    return make("table", *(make("tr", make("th", n), make("td", v)) for n, v in known.items()))
+    rows = (make("tr", make("th", n), make("td", v)) for n, v in known.items())
+    return make("table", *rows, class_="facts")
