@@ -289,6 +289,7 @@ def test_what_is_damaged_or_missing_hides_nothing_else(report: Report, tmp_path:
     from demo.tools.plot.curves import read_runs
     from demo.tools.runs import find_runs
 
+    assert "lines" in module.page_of(read_runs([whole, tmp_path / "lines"]))
     for each in read_runs(find_runs([tmp_path])):
         text = module.page_of([each])
         assert each.run.folder.name in text and len(text.encode()) < MEGABYTE

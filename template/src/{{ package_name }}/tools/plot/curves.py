@@ -83,7 +83,9 @@ def _read(run: Run) -> Curves:
     diff = str(git.get("diff") or "")
     changes = hashlib.sha256(diff.encode(errors="replace")).hexdigest()[:6] if diff else "none"
     code = {"commit": run.commit or "none", "changes": changes}
-    return Curves(run, lines, read_settings(run.folder) | code, diff)
+    # An integer of thousands of digits has no text.
+    settings = {n: v for n, v in read_settings(run.folder).items() if in_range(v)}
+    return Curves(run, lines, settings | code, diff)
 
 
 def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
