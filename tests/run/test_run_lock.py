@@ -246,7 +246,7 @@ def test_of_two_trainings_that_start_at_once_one_trains(project: Path, tmp_path:
         for job in jobs:
             job.kill()
     # As if it lived on another machine: nothing of the run is touched.
-    (attempt,) = (run / "attempts").iterdir()
+    (attempt,) = (run / "attempts").glob("?.json")
     state = json.loads(attempt.read_text())
     attempt.write_text(json.dumps(state | {"host": "elsewhere"}))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
