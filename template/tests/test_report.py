@@ -12,4 +12,4 @@ def test_a_page_about_a_run(start: Callable[..., list[subprocess.Popen]], tmp_pa
     (report,) = start(1, f"{tmp_path}/run", f"--output={page}", command="report")
     assert report.wait(timeout=60) == 0
     text = page.read_text(encoding="utf-8")
-    assert "finished" in text and "data:image/svg+xml" in text and len(text) < 1_000_000
+    assert "finished" in text and "data:image/png" in text and len(text) < 1_000_000
