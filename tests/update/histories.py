@@ -50,7 +50,7 @@ def render(template: Path, folder: Path, answers: Mapping[str, Any], release: st
 def contents(folder: Path) -> dict[str, str]:
     """Return all files of a project but git's and Python's own, by path."""
     return {
-        str(path.relative_to(folder)): path.read_text()
+        str(path.relative_to(folder)): "" if path.suffix == ".png" else path.read_text()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}
     }
