@@ -86,7 +86,7 @@ class Page:
     def __init__(self, title: str, *more: str) -> None:
         self.title, self.room, self.place = title, ROOM, (0, 0)
         self.parts, self.left_out = list[tuple[tuple[int, int], str]](), list[str]()
-        self.top = make("h1", f"{short(title)} ", *more)
+        self.top: str = make("h1", f"{short(title)} ", *more)
         self.top += make("p", local_time(time.time(), MADE), class_="soft")
 
     def add(self, name: str, *elements: Html, spare: int = 0) -> None:
@@ -134,7 +134,7 @@ class Page:
 
     def text(self) -> str:
         """Return the page as HTML."""
-        body = self.top
+        body: str = self.top
         if self.left_out:
             names = f"{len(self.left_out)} parts: {short(', '.join(self.left_out), 2000)}"
             body += make("p", f"Left out, to stay below a megabyte, {names}", class_="soft")
