@@ -449,10 +449,12 @@ def test_mfu_is_the_share_of_the_peak(
 ) -> None:
     """On a GPU that this machine does not have."""
     from demo.engine.ranks.world import World
+    from demo.engine.run.clock import CLOCK
     from demo.engine.run.record import RECORDER
     from demo.settings import Settings
     from demo.tools import flops
 
+    monkeypatch.setattr(CLOCK, "part", "steps")
     gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", multi_processor_count=132)
     monkeypatch.setattr(flops, "gpu_properties", lambda _: gpu)
     caplog.set_level("INFO")

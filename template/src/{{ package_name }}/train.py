@@ -165,7 +165,6 @@ class Trainer:
         bar = self.logger.progress_bar(position.epoch, position.epoch_steps, length)
         steps = self.loader.epoch(position.epoch, position.consumed, position.epoch_steps)
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
-        self.meter.begin()
         loaded = next(steps)
         totals.begin(position.step, *self.loader.sizes(loaded))
         stopping, samples = False, 1  # 0 samples: the epoch is over
@@ -272,12 +271,11 @@ class Trainer:
         """Return the metrics of the validation set."""
         # A signal during a long validation then costs no more than the validation.
         self.save()
-        self.hooks.call("on_evaluation_start", "validation")
         with CLOCK.during("validation"):
+            self.hooks.call("on_evaluation_start", "validation")
             step = self.position.step
             found = self.evaluator.evaluate(self.datasets.validation, "validation", step)
-        self.hooks.call("on_evaluation_end", "validation", found.metrics)
-        self.meter.begin()
+            self.hooks.call("on_evaluation_end", "validation", found.metrics)
         return found.metrics
 
     def _record(self, metrics: dict[str, float]) -> None:

@@ -337,9 +337,8 @@ class Settings:
                 "in run_root, such as baseline"
             )
         window = re.fullmatch(r"([1-9]\d{0,17}):(\d{1,18})", settings.profile or "1:2", re.ASCII)
-        if (
-            not window or not 0 < int(window[2]) - int(window[1]) <= 100
-        ):  # more take minutes to write
+        # More steps take minutes to write.
+        if not window or not 0 < int(window[2]) - int(window[1]) <= 100:
             raise UsageError(
                 f"{source}profile is {settings.profile!r}: it must be the first step, 1 or later, "
                 "and the one after the last, such as 10:20, for 100 steps at most"

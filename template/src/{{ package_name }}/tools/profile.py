@@ -59,7 +59,7 @@ class Profiler:
         self.profile = profile(
             activities={cpu, getattr(ProfilerActivity, kind, cpu)},
             schedule=lambda step: action(step or done),  # torch asks for step 0 first
-            on_trace_ready=self._write,
+            on_trace_ready=CLOCK.during("profile")(self._write),
         )
         self.profile.step_num = done
         self.profile.start()
@@ -109,7 +109,6 @@ class Profiler:
                 self.memory._record_memory_history(enabled=None)
         except (OSError, RuntimeError) as error:
             log.error("can't write the profile to %s (%s); training goes on", run, error)
-        self.trainer.meter.begin()  # this was no training
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, printable
-from ..engine.filesystem import disk_usage, read_bytes
+from ..engine.filesystem import disk_usage, read_bytes, read_object
 from ..engine.run import usage
-from ..engine.run.run_lock import attempts, newest
+from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
 from . import program
 from .runs import MARKS, Run, commit_of, read, read_settings, survey
@@ -109,12 +109,16 @@ def _attempts(run: Path) -> Iterator[str]:
     """Yield a line for each of the newest starts, the last one first."""
     folder, costs = run / "attempts", usage.read(run)
     last = newest(folder)
-    for number, attempt, end in reversed(attempts(folder, MOST_ATTEMPTS)):
-        seconds = end - attempt.began if attempt.began else 0
-        if number in costs:  # a copy of the file has another time
-            seconds = costs[number].wall_seconds
-        span = f" for {duration(seconds)}" if seconds else ""
-        yield f"{number}: {local_time(attempt.began or end)}{span}, {attempt}"[:WIDTH]
+    for number in range(last, max(last - MOST_ATTEMPTS, 0), -1):
+        path = folder / f"{number}.json"
+        with suppress(OSError, ValueError, TypeError):
+            attempt = Attempt(**read_object(path, get_type_hints(Attempt)))
+            end = path.stat().st_mtime
+            seconds = end - attempt.began if attempt.began else 0
+            if number in costs:  # a copy of the file has another time
+                seconds = costs[number].wall_seconds
+            span = f" for {duration(seconds)}" if seconds else ""
+            yield f"{number}: {local_time(attempt.began or end)}{span}, {attempt}"[:WIDTH]
     if last > MOST_ATTEMPTS:
         yield f"and {last - MOST_ATTEMPTS} earlier"
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
-Part = Literal["starting", "meeting", "steps", "data", "validation", "checkpoints", "ending"]
-"""`data`: the process waits for the next batches."""
+Part = Literal[
+    "starting", "meeting", "steps", "data", "validation", "checkpoints", "profile", "ending"
+]
+"""`data`: the process waits for the next batches. `profile`: it writes a profile."""
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
@@ -41,6 +43,12 @@ class Clock:
                 yield
         finally:
             self.switch(before)
+
+    @property
+    def trained(self) -> float:
+        """The seconds of all steps until now, and of the wait for their data."""
+        seconds = self.read()
+        return seconds["steps"] + seconds["data"]
 
     def read(self) -> dict[str, float]:
         """Return the seconds of each part until now; any thread may call this."""

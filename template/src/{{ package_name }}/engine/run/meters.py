@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from ..filesystem import open_regular, read_lines, write_atomically
 from ..ranks.world import World
+from .clock import CLOCK
 from .machine import GIB, PROCESS, Machine
 from .record import LOSS, RECORDER, record
 from .slow_ranks import SlowRanks
@@ -28,8 +28,7 @@ class Meter:
         unit: what weights count, such as "samples" or "tokens".
 
     Attributes:
-        trained_seconds: time of the steps of all attempts, without validations and the saves at
-            the end of epochs.
+        trained_seconds: time of the steps of all attempts, and of the wait for their data.
         slow: the ranks that compute more slowly than the others.
         machine: what this rank uses. ranks: what each rank had used at the last checkpoint.
     """
@@ -40,16 +39,12 @@ class Meter:
         self.slow, self.machine = SlowRanks(), Machine(device)
         PROCESS.cpu_percent()  # the first answer is always 0
         self.ranks: list[Rank] = []
-        self.begin()
-
-    def begin(self) -> None:
-        """Count time as trained from now on, such as after a validation."""
-        self.counted_until = time.perf_counter()
+        self.until = CLOCK.trained  # the steps until then
 
     def count(self, samples: int, weight: int) -> float:
         """Count a step, by the samples and the weight of all ranks' batches; return its seconds."""
-        seconds = time.perf_counter() - self.counted_until
-        self.begin()
+        trained = CLOCK.trained
+        seconds, self.until = trained - self.until, trained
         RECORDER.add(self.rate, weight / seconds, seconds)
         self.trained_samples += samples
         self.trained_weight += weight

@@ -195,21 +195,6 @@ def newest(folder: Path) -> int:
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
-def attempts(folder: Path, most: int) -> list[tuple[int, Attempt, float]]:
-    """Return the newest attempts in `attempts/` in their order, each with its number before it and
-    the time at which it last updated its file, in seconds since 1970, after it.
-
-    Damaged files are left out.
-    """
-    found, last = [], newest(folder)
-    for number in range(max(last - most, 0) + 1, last + 1):
-        path = folder / f"{number}.json"
-        with suppress(OSError, ValueError, TypeError):
-            attempt = Attempt(**read_object(path, get_type_hints(Attempt)))
-            found.append((number, attempt, path.stat().st_mtime))
-    return found
-
-
 def _text(attempt: Attempt) -> str:
     return json.dumps(vars(attempt), indent=2) + "\n"
 

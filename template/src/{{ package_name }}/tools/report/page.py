@@ -31,8 +31,7 @@ HEAD = """<!doctype html>
 :root { --ink: #1f2933; --soft: #62707f; --line: #dfe4ea; --pale: #f5f7f9; color-scheme: light; }
 * { box-sizing: border-box; print-color-adjust: exact; }
 body { margin: 0 auto; padding: 2rem clamp(1rem, 4vw, 3rem); max-width: 1400px; color: var(--ink);
-  background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif;
-  }
+  background: #fff; font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
 body, section { display: grid; gap: .75rem 1.5rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); }
 body > *, section > * { grid-column: 1 / -1; margin: 0; min-width: 0; overflow-wrap: anywhere; }
