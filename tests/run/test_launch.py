@@ -351,6 +351,7 @@ def test_ranks_are_read_from_the_environment(
 
     ranks = Ranks.from_environment(env)
     assert (ranks.launcher, ranks.rank, ranks.size, ranks.local_rank) == found
+    assert ranks.cpus(env) >= 1  # also where nobody says how many ranks a node has
 
 
 @pytest.mark.parametrize(

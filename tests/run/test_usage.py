@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from .conftest import PACED, Launch, edited, srun
 
@@ -234,6 +238,73 @@ def test_a_job_is_paid_from_its_start(
     # What a trial of a sweep costs begins with its own process.
     monkeypatch.setenv("SWEEP_TRIAL", "1")
     assert usage.UsageFile(tmp_path / "trial", workers=0).usage.began > now - 1000 + 10
+
+
+def test_a_clock_that_was_set_back_costs_nothing(usage: ModuleType, tmp_path: Path) -> None:
+    """The attempt before ended in an hour, as its node says; then this clock is set back."""
+    (tmp_path / "attempts").mkdir()
+    for number, later in ((1, 3600), (2, 0)):
+        (tmp_path / f"attempts/{number}.json").touch()
+        file = usage.UsageFile(tmp_path, workers=0)
+        file.write([usage.Rank(**RANK)], {}, {part: 1.0 for part in usage.PARTS})
+        if later:
+            path = tmp_path / "attempts/1-usage.json"
+            path.write_text(
+                json.dumps({**json.loads(path.read_text()), "until": time.time() + later})
+            )
+    second = usage.read(tmp_path)[2]
+    assert len(usage.PARTS) <= second.wall_seconds < 60
+    file.usage.began += 7200
+    file.write([usage.Rank(**RANK)], {}, {part: 1.0 for part in usage.PARTS})
+    assert usage.read(tmp_path)[2].wall_seconds == len(usage.PARTS)
+
+
+def test_workers_share_memory_with_their_rank(project: Path) -> None:
+    """Half a gibibyte that three processes have counts once."""
+    code = """
+import os, signal, torch
+from demo.engine.run.machine import Machine
+data = torch.ones(2**27)
+machine = Machine(torch.device("cpu"))
+children = []
+for _ in range(2):
+    if not (child := os.fork()):
+        data.sum()
+        signal.pause()
+    children.append(child)
+machine.sample()
+print(machine.describe().gib)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+machine.close()
+"""
+    env = {**os.environ, "PYTHONPATH": str(project / "src")}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert 0.5 < float(said) < 1
+
+
+def test_a_gpu_that_does_not_answer_holds_nothing_up(project: Path) -> None:
+    from demo.engine.run import machine
+
+    asked, released = threading.Event(), threading.Event()
+
+    class Lost:
+        """A GPU whose library never answers."""
+
+        def utilization(self, _device: object) -> float:
+            asked.set()
+            released.wait()
+            return 0
+
+    watched = machine.Machine(torch.device("cpu"))
+    watched.gpu = Lost()
+    assert asked.wait(30)
+    closing = threading.Thread(target=watched.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    released.set()
 
 
 RANK: dict[str, Any] = {
