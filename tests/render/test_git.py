@@ -22,6 +22,7 @@ MADE = (
         "runs/demo/log.txt",
         "plot.png",
         "report.html",
+        "runs.csv",
         "network.pt2",
         ".venv/bin/a.py",
     ),

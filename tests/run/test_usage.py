@@ -190,16 +190,18 @@ def test_all_attempts_count(project: Path, tmp_path: Path, ranks: int) -> None:
     folder, flags = tmp_path / "run", ("--checkpoint-every=5", "--log-every=1", "--max-steps=400")
     began = time.time()
     stopped = srun(project, folder, 2, *flags, **PACED)
-    stopped.wait_for_step(6)
+    stopped.wait_for_step(20)
     for rank in stopped.processes:
         rank.send_signal(signal.SIGTERM)
     assert stopped.wait().codes == [75, 75]
     assert "in 1 attempt" in stopped.log
     killed = srun(project, folder, 2, *flags, **PACED)
-    killed.wait_for_step(12)
+    killed.wait_for_step(26)
     killed.kill()
-    last = srun(project, folder, ranks, *flags[:2], "--max-steps=20").wait()
+    last = srun(project, folder, ranks, *flags[:2], "--max-steps=35").wait()
     each, found = attempts(folder), last.summary["usage"]
+    # A stop looks once more at what the ranks used, which it did seconds ago.
+    assert each[0]["ranks"][0]["seconds"] > each[0]["wall_seconds"] / 2
     assert [one["attempts"] for one in each] == [1, 1, 1]
     assert found["attempts"] == 3 and "in 3 attempts" in last.log
     # The last one goes on while its ranks leave.
@@ -213,6 +215,13 @@ def test_all_attempts_count(project: Path, tmp_path: Path, ranks: int) -> None:
     of_rank_1 = [one["ranks"][1]["cpu_seconds"] for one in each if len(one["ranks"]) > 1]
     assert found["ranks"][1]["cpu_seconds"] == pytest.approx(sum(of_rank_1), rel=0.2)
     assert len(found["ranks"]) == 2
+
+
+def test_a_run_that_fails_says_what_it_cost(launch: Launch) -> None:
+    job = launch(1, "--lr=1e30", "--clip-norm=None", "--log-every=1")
+    assert job.codes == [1] and "error: train/loss is" in job.log
+    (attempt,) = attempts(job.run_dir)
+    assert "cost: 0:00:0" in (job.run_dir / "log.txt").read_text() and attempt["until"]
 
 
 def test_a_job_is_paid_from_its_start(
@@ -365,14 +374,18 @@ def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
         **{"began": 0, "wall_seconds": 5025, "gpu_hours": 11.2, "gpu_kwh": 0.5, "cpu_hours": 90.0},
         **{"gpus": 8, "cpus": 64, "attempts": 2, "seconds": seconds},
         ranks=[usage.Rank(**RANK), usage.Rank(**idle)],
-        rates={"samples_per_second": 12345.6},
+        rates={
+            "samples_per_second": 12345.6,
+            "rows_per_second": 12345.6,
+            "tokens_per_second": 99.0,
+        },
     )
     assert usage.lines(cost) == [
         "cost: 1:23:45 in 2 attempts, 11.2 GPU-hours (GPUs: 8), 90 CPU-hours (cores: 64), "
         "0.5 kWh by the GPUs",
         "time: 1% starting, 1% meeting, 94% steps, 1% waiting for data, 1% validation, "
         "1% checkpoints, 1% ending",
-        "speed: 12,346 samples a second, without validations and checkpoints",
+        "speed: 12,346 rows a second, 99 tokens a second, without validations and checkpoints",
         "GPUs: busy 70% (50% on rank 1, 90% on rank 0) of the time, memory at most 75.0 of 80.0 "
         "GiB on rank 1",
         "CPUs: busy 6.0 (5.0 on rank 1, 7.0 on rank 0) of 8 cores of each rank, memory at most "

@@ -185,7 +185,8 @@ def lines(usage: Usage) -> list[str]:
         SPEEDS[name].format(rate)
         if name in SPEEDS
         else f"{rate:,.0f} {name.replace('_per_', ' a ')}"
-        for name, rate in usage.rates.items()
+        # Samples may be rows: of two equal rates, the last name says more.
+        for rate, name in {rate: name for name, rate in usage.rates.items()}.items()
     ]
     found = [
         f"cost: {wall} in {many} attempt{'s' * (many > 1)}, {', '.join(cost)}",
