@@ -221,7 +221,7 @@ def test_a_run_that_fails_says_what_it_cost(launch: Launch) -> None:
     job = launch(1, "--lr=1e30", "--clip-norm=None", "--log-every=1")
     assert job.codes == [1] and "error: train/loss is" in job.log
     (attempt,) = attempts(job.run_dir)
-    assert "cost: 0:00:0" in (job.run_dir / "log.txt").read_text() and attempt["until"]
+    assert "cost: 0:0" in (job.run_dir / "log.txt").read_text() and attempt["until"]
 
 
 def test_a_job_is_paid_from_its_start(
