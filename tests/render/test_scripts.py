@@ -18,7 +18,7 @@ from renderer import Renderer
 COMMANDS = {
     "srun": (
         'printf "%s\\n" "$@" > srun.args; env > srun.env; sleep "${SRUN_SECONDS:-0}";'
-        ' [[ -z ${RANK_FAILS:-} ]] || touch "$FAILURE_FILE";'
+        ' [[ -z ${RANK_FAILS:-} ]] || echo "$RANK_FAILS" > "$FAILURE_FILE";'
         ' exit "${SRUN_EXIT:-0}"'
     ),
     "scontrol": """case $* in
@@ -414,9 +414,10 @@ def test_a_rank_that_fails_without_a_word_ends_the_job(
 
 @pytest.mark.parametrize(("status", "code"), [("137", 1), ("1", 1), ("75", 75)])
 def test_a_rank_that_fails_ends_the_job(srun: Submission, status: str, code: int) -> None:
-    """Those that wait for it are killed."""
-    found, _ = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=status, RANK_FAILS="yes")
-    assert found == code
+    """Those that wait for it are killed. Slurm may lose what it says, but the log has its error."""
+    error = "ValueError: a *fault*"
+    found, log = srun.run("train_single_node", **ONE_NODE, SRUN_EXIT=status, RANK_FAILS=error)
+    assert found == code and f"the first rank that failed said: {error}" in log
     assert bool(srun.noted("requeued")) == (code == 75)
     assert not list((srun.root / "logs").glob("failed-*"))
 

@@ -89,7 +89,8 @@ def test_ranks_that_cant_reach_the_first_node_fail(
     (line,) = [line for line in job.log.splitlines() if line.startswith("error: ")]
     assert "can't meet the others at " in line and re.search(reason, line)
     assert "Traceback" not in job.log
-    assert failed.exists(), "the job would be requeued, and end there again"
+    # Without the file, the job would be requeued, and end there again.
+    assert failed.read_text().startswith("error: rank ")
 
 
 def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path) -> None:
@@ -314,8 +315,9 @@ def test_the_batch_script_hears_of_a_failure(project: Path, tmp_path: Path, how:
     copy = edited(project, tmp_path / "copy", "data.py", "def load(", f"{how}\n\n\ndef load(")
     env = {"FAILURE_FILE": str(tmp_path / "failed")}
     job = srun(copy, tmp_path / "run", 1, **env).wait()
-    assert job.codes == [1] and "mine" in job.log and (tmp_path / "failed").exists()
-    assert "\x1b" not in job.log
+    assert job.codes == [1] and "mine" in job.log
+    assert re.fullmatch(r"(ValueError: )?mine.*\n", (tmp_path / "failed").read_text())
+    assert "\x1b" not in job.log + (tmp_path / "failed").read_text()
 
 
 def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     except SystemExit as leaving:
         # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
         if leaving.code not in (None, 0, 75):
-            errors.note_failure()
+            errors.note_failure(str(leaving.code))
         raise
     except KeyboardInterrupt:  # outside a training, which saves first
         sys.exit(128 + signal.SIGINT)
@@ -148,8 +148,6 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
         os._exit(1)  # the reader of the output, such as head, has left
     except Exception as error:
         code = errors.LostRankError.EXIT_CODE if isinstance(error, errors.LostRankError) else 1
-        if code == 1:
-            errors.note_failure()
         text = "".join(traceback.format_exception(error))
         if isinstance(error, errors.UsageError):
             text = f"error: {errors.printable(str(error))}"
@@ -159,6 +157,8 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
                 f"error: there is no module {error.name} ({place.filename}, line {place.lineno}): "
                 "if the project needs it, run 'make clean-env setup'"
             )
+        if code == 1:
+            errors.note_failure(text.splitlines()[-1])
         print(errors.printable_lines(text), file=sys.stderr, flush=True)
         sys.stdout.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.

@@ -121,7 +121,7 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 # After 75 and above 128, the job goes back to the queue, and on from its newest checkpoint when it
 # starts again.
 run_resumable() {
-    local status=0 log size begun why="" died="" srun_said="" first="" restarted=0 job
+    local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job
     if [[ ${command:-train} != train ]]; then # it saves no checkpoint
         MAX_REQUEUES=0 FAILURE_FILE='' BAD_NODES_FILE='' "$@" # the first is for slurm/task_epilog.sh
         return
@@ -131,8 +131,9 @@ run_resumable() {
     [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
-    # A rank that fails makes the first file. Those that wait for it are stopped then, and srun's exit
-    # code tells of them alone. The second has a line for each node that a later start should not use.
+    # The first rank that fails writes its error to the first file. Those that wait for it are stopped
+    # then, and srun's exit code tells of them alone. The second has a line for each node that a later
+    # start should not use.
     export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
     export BAD_NODES_FILE=$PWD/logs/bad-nodes-$SLURM_JOB_ID
     trainings=$((${trainings:--1} + 1))
@@ -144,7 +145,11 @@ run_resumable() {
         size=$(stat --format=%s "$log") begun=$SECONDS status=0
         PAID_SINCE=$paid_since RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
         read_log
-        if rm "$FAILURE_FILE" 2>/dev/null; then
+        if [[ -e $FAILURE_FILE ]]; then
+            # Slurm may lose what a rank says as it ends, and another rank's end may keep it silent.
+            error=$(<"$FAILURE_FILE")
+            grep -qF -e "$error" < <(tail --bytes="+$((size + 1))" "$log") || echo "the first rank that failed said: $error"
+            rm "$FAILURE_FILE"
             ((status <= 75)) || status=1
         elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 75 && first != 76)); then
             status=$first # a fault, such as of Python on one node, for which the others were stopped

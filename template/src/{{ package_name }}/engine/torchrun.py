@@ -96,7 +96,7 @@ def run() -> None:
             _shared = _meet_nodes()
         except UsageError as error:
             if not isinstance(error, LostRankError):
-                note_failure()
+                note_failure(str(error))
             sys.exit(f"error: {error}")
     mode, gpus = os.environ.get("NUMA_BINDING"), os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if mode and gpus != "0":
@@ -132,9 +132,10 @@ def run() -> None:
         if not codes:
             why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
             here = socket.gethostname()
-            print(f"error: torchrun on {here} can't meet the other nodes: {why}", file=sys.stderr)
+            said = f"torchrun on {here} can't meet the other nodes: {why}"
+            print(f"error: {said}", file=sys.stderr)
             if not LEFT.search(why):
-                note_failure()
+                note_failure(said)
     code = codes.pop() if len(codes) == 1 else 1
     # srun sends TERM when the first node exits with 75. This node must exit with 75, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
