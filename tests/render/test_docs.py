@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 
 import pages
+import presets
 import pytest
 from classes import KINDS, Classes
 from questions import page
@@ -146,15 +147,12 @@ def test_the_page_of_variants_is_current(classes: Classes, pytestconfig: pytest.
 def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
     """It is made of what is at the top of each preset; tests/slurm/test_sites.py takes them all."""
     rows = []
-    for file in sorted(TEMPLATE.glob("sites/*.yml")):
-        comment = " ".join(re.findall(r"^# ?(.*)$", file.read_text("utf-8"), re.MULTILINE))
-        about, day = re.match(r"(.+?)\. From .* compared on ([\d-]+)\. ", comment).groups()
-        unusual = re.search(r"Unusual: (.+)\.$", comment)
+    for preset in presets.read_all():
         done = ["submitted", "trained"]
-        if list(TEMPLATE.glob(f"tests/slurm/sites/*/{file.stem}.lua")):
+        if list(TEMPLATE.glob(f"tests/slurm/sites/*/{preset.name}.lua")):
             done.append("refused without it")
-        preset = f"[{file.name}](../sites/{file.name})"
-        cells = [about, preset, day, unusual.group(1) if unusual else "", ", ".join(done)]
+        link = f"[{preset.name}.yml](../sites/{preset.name}.yml)"
+        cells = [preset.about, link, str(preset.compared), preset.unusual, ", ".join(done)]
         rows.append(f"| {' | '.join(cells)} |\n")
     text = (TEMPLATE / "docs/sites.md").read_text("utf-8")
     before, _, after = re.split(r"(?<=\|---\|\n)((?:\|.*\n)+)", text)

@@ -1,0 +1,58 @@
+"""What the lines at the top of each preset in sites/ say about it."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+from renderer import TEMPLATE
+
+# A page is named by its address, with or without https://.
+ADDRESS = re.compile(r"(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/[\w./?=&-]+")
+LONG_AGO = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A file of answers for a site.
+
+    Attributes:
+        name: that of its file, without .yml.
+        about: which machine it is for.
+        sources: addresses of the pages that it was made after.
+        compared: the day on which somebody last compared it with them.
+        unusual: what other sites do not have; may be empty.
+    """
+
+    name: str
+    about: str
+    sources: tuple[str, ...]
+    compared: date
+    unusual: str = ""
+
+    @classmethod
+    def read(cls, file: Path) -> "Preset":
+        """Return what a file says.
+
+        Raises:
+            ValueError: it does not say where it is from, or when it was compared.
+        """
+        comment = " ".join(re.findall(r"^# ?(.*)$", file.read_text("utf-8"), re.MULTILINE))
+        head = re.match(r"(.+?)\. From (.*?)\bcompared on (\d{4}-\d\d-\d\d)\. ", comment)
+        if not head or not (sources := tuple(ADDRESS.findall(head[2]))):
+            expected = "MACHINE. From PAGE (ADDRESS), compared on YYYY-MM-DD."
+            raise ValueError(f"{file.name}: its first lines are not {expected!r}")
+        unusual = re.search(r"Unusual: (.+)\.$", comment)
+        day = date.fromisoformat(head[3])
+        return cls(file.stem, head[1], sources, day, unusual[1] if unusual else "")
+
+
+def read_all() -> list[Preset]:
+    """Return the presets, by name."""
+    return [Preset.read(file) for file in sorted(TEMPLATE.glob("sites/*.yml"))]
+
+
+def not_compared_for_a_year(presets: Iterable[Preset], today: date) -> list[str]:
+    """Return the names of the presets that nobody has compared with their pages for a year."""
+    return [preset.name for preset in presets if today - preset.compared > LONG_AGO]
