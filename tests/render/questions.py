@@ -26,6 +26,9 @@ This page is made of `copier.yml` and of real renders; `CONTRIBUTING.md` says ho
 TABLE = "| question | meaning | default | decides |\n|---|---|---|---|\n"
 # Answers under which a question is asked, and matters.
 CONTEXT: dict[str, dict[str, Any]] = {
+    "description": {"author_name": "Ada"},
+    "author_email": {"author_name": "Ada"},
+    "license": {"author_name": "Ada"},
     "memory_scope": {"memory": "64G"},
     "mail_type": {"mail_user": "ada@example.org"},
     "module_purge": {"modules": "python/3.12"},
@@ -115,7 +118,7 @@ def short(paths: Iterable[str]) -> str:
         folders.setdefault(str(PurePosixPath(shown).parent), []).append(shown)
     names = []
     for folder, files in folders.items():
-        if len(files) < 4:
+        if len(files) < 4 or folder == ".":
             names += files
         else:
             endings = {PurePosixPath(path).suffix for path in files}

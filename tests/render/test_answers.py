@@ -190,6 +190,9 @@ def test_free_text_arrives_unchanged(render: Renderer, text: str) -> None:
     assert project["authors"][0]["name"] == f"x{text}"
     assert files["README.md"].startswith(f"# x{text}\n")
     assert f"x{text}" in files["LICENSE"]
+    cited = yaml.safe_load(files["CITATION.cff"])
+    assert (cited["title"], cited["abstract"]) == (f"x{text}", text)
+    assert cited["authors"] == [{"name": f"x{text}"}]
     saved = yaml.safe_load(files[".copier-answers.yml"])
     assert (saved["project_name"], saved["description"]) == (f"x{text}", text)
     for path, content in files.items():

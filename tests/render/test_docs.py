@@ -81,6 +81,7 @@ THEIRS = {
     "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
     "make test": 'tests/run/test_setup.py::made(newcomer, "test")',
     "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
+    "pre-commit install": "tests/run/test_pre_commit.py::bin/pre-commit install",
     "make train ARGS=*": 'tests/run/test_setup.py::made(newcomer, "train"',
     "make train": "scripts/demo.sh::train ARGS=",
     "make image": "tests/slurm/test_container.py::slurm/build_image.sbatch",

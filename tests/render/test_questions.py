@@ -24,7 +24,7 @@ SURFACE = """
     sbatch_options cpu_sbatch_options srun_options
     environment modules module_purge container container_image container_base_image
     trackers shared_root monitoring_servers sweep
-    example tools ci
+    example tools ci pre_commit
 """
 NAMES = SURFACE.split()
 COMPUTED = ["run_root"]

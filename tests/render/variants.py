@@ -43,7 +43,7 @@ SAMPLES: dict[str, list[Any]] = {
     "project_name": ["MNIST DDP", 'Ada\'s "net" – 100 % Ünïcode'],
     "package_name": ["demo", "x2"],
     "description": ["Trains.", "", 'A "quoted" \\ sentence: {with} #signs & más'],
-    "author_name": ["Ada Lovelace", 'O\'Neil, "Zoë"'],
+    "author_name": ["Ada Lovelace", 'O\'Neil, "Zoë"', "MNIST DDP contributors"],
     "author_email": ["", "ada@example.org"],
     "license": ["MIT", "BSD-3-Clause", "Apache-2.0", "none"],
     "launch_modes": [list(MODES), ["cpu"], ["single_node"], ["cpu", "multi_node"]],
@@ -91,6 +91,7 @@ SAMPLES: dict[str, list[Any]] = {
         ["predict", "prune", "profile"],
     ],
     "ci": ["none", "github", "gitlab"],
+    "pre_commit": [False, True],
 }
 
 
@@ -191,6 +192,9 @@ def complete(answers: Mapping[str, Any]) -> Answers:
         "requeue": True,
         "ci": "none",
         "example": "digits",
+        "pre_commit": False,
+        "project_name": "MNIST DDP",
+        "author_name": "MNIST DDP contributors",
         "package_name": "mnist_ddp",
     }
     return {**defaults, **answers}
@@ -198,8 +202,10 @@ def complete(answers: Mapping[str, Any]) -> Answers:
 
 ALWAYS = (
     ".copier-answers.yml",
+    ".editorconfig",
     ".gitattributes",
     ".gitignore",
+    "AGENTS.md",
     "Makefile",
     "README.md",
     "configs/train.yaml",
@@ -309,6 +315,10 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {".gitlab-ci.yml"}
     if a["ci"] != "none":
         files |= {"scripts/template.sh"}
+    if a["pre_commit"]:
+        files |= {".pre-commit-config.yaml"}
+    if a["author_name"] != f"{a['project_name']} contributors":
+        files |= {"CITATION.cff"}
     return files
 
 
