@@ -14,7 +14,9 @@ HEAD = """\
 
 All questions of the template, in their order. `setup: quick` asks those in bold, `full` asks all;
 what is not asked gets its default. A question is asked only where an earlier answer makes it
-matter. Any of them can be given by `--data NAME=VALUE`, or in a file by `--data-file`.
+matter. Any of them can be given by `--data NAME=VALUE`, or in a file by `--data-file`. Answers in
+Copier's settings replace the defaults, and `quick` does not ask for them
+([for support teams](for-support-teams.md)).
 
 Answers are changed later by `copier update --data NAME=VALUE`, never by hand in
 `.copier-answers.yml`. A file that the new answers have no use for is then deleted, **with the edits
@@ -24,6 +26,8 @@ that you made in it**: commit first, and look at `git diff`.
 This page is made of `copier.yml` and of real renders; `CONTRIBUTING.md` says how.
 """
 TABLE = "| question | meaning | default | decides |\n|---|---|---|---|\n"
+# The condition of the questions that `quick` does not ask.
+FULL = "{{ setup == 'full' }}"
 # Answers under which a question is asked, and matters.
 CONTEXT: dict[str, dict[str, Any]] = {
     "description": {"author_name": "Ada"},
@@ -78,7 +82,7 @@ def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
         )
         words = (value if isinstance(value, str) else json.dumps(value) for value in values)
         meaning += f" ({', '.join(words)})"
-    title = name if "ask" in question else f"**{name}**"
+    title = name if question.get("ask") == FULL else f"**{name}**"
     usual = DEFAULTS.get(name) or default(question["default"])
     cells = (title, meaning, usual, decides(name, render))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -2,6 +2,7 @@
 
 import keyword
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -244,5 +245,116 @@ def test_the_package_is_named_after_the_project(
 def test_a_time_that_yaml_reads_as_a_number_is_refused(render: Renderer) -> None:
     """Without quotes, 12:00:00 in a data file is 43200, which Slurm takes for a month."""
     time_limit = yaml.safe_load("12:00:00")
-    with pytest.raises(ValueError, match='put it in quotes, such as "12:00:00"'):
+    with pytest.raises(
+        ValueError, match='time_limit: expected quotes around it, such as "12:00:00"'
+    ):
         render({"time_limit": time_limit})
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what sets the user's Copier settings to some answers."""
+
+    def set_to(**answers: object) -> None:
+        path = tmp_path / "settings.yml"
+        path.write_text(yaml.safe_dump({"defaults": answers}))
+        monkeypatch.setenv("COPIER_SETTINGS_PATH", str(path))
+
+    return set_to
+
+
+# What a support team may answer for all users, in their Copier settings.
+OF_A_SITE: dict[str, Any] = {
+    "launch_modes": ["cpu", "multi_node"],
+    "gpus_per_node": 8,
+    "time_limit": "12:00:00",
+    "partition": "gpu",
+    "modules": "gcc\npython/3.12\n",
+    "trackers": ["mlflow"],
+    "qos": "long",
+    "exclusive": True,
+    "another_templates": "{{ year }}",
+}
+
+
+def test_what_the_settings_answer_is_not_asked(
+    template: Path, tmp_path: Path, settings: Callable[..., None]
+) -> None:
+    settings(setup="quick", **OF_A_SITE)
+    assert asked(template, tmp_path / "project") == ["project_name", "account", "example"]
+    said = yaml.safe_load((tmp_path / "project/.copier-answers.yml").read_text())
+    assert {name: said.get(name, "{{ year }}") for name in OF_A_SITE} == OF_A_SITE
+    # `full` asks for them too, and has them filled in.
+    settings(setup="full", **OF_A_SITE)
+    names = asked(template, tmp_path / "full", project_name="Digits")
+    assert names[:3] == ["project_name", "package_name", "description"]
+    assert {*OF_A_SITE, "account"} - {"another_templates"} < set(names)
+    said = yaml.safe_load((tmp_path / "full/.copier-answers.yml").read_text())
+    assert {name: said.get(name, "{{ year }}") for name in OF_A_SITE} == OF_A_SITE
+
+
+def test_each_quick_question_may_be_answered_by_the_settings(
+    template: Path, tmp_path: Path, settings: Callable[..., None]
+) -> None:
+    """An `ask` that names another question would ask, or be silent, at the wrong one."""
+    quick = asked(template, tmp_path / "project")
+    defaults = yaml.safe_load((tmp_path / "project/.copier-answers.yml").read_text())
+    for name in quick:
+        settings(**{name: defaults[name]})
+        others = asked(template, tmp_path / name)
+        # A project always has a name of its own.
+        assert others == [other for other in quick if other != name or other == "project_name"]
+
+
+def test_an_answer_given_or_recorded_comes_before_the_settings(
+    template: Path, tmp_path: Path, settings: Callable[..., None]
+) -> None:
+    project = tmp_path / "project"
+    copier.run_copy(str(template), project, data={"partition": "big"}, defaults=True, quiet=True)
+    settings(setup="full", **{**OF_A_SITE, "partition": "gpu"})
+    before = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    copier.run_recopy(project, defaults=True, overwrite=True, quiet=True)
+    after = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    assert (after, after["partition"]) == (before, "big")
+    copier.run_copy(
+        str(template), tmp_path / "other", data={"qos": "short"}, defaults=True, quiet=True
+    )
+    said = yaml.safe_load((tmp_path / "other/.copier-answers.yml").read_text())
+    assert (said["qos"], said["partition"]) == ("short", "gpu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bad_answer_in_the_settings_is_refused_by_name(
+    render: Renderer, settings: Callable[..., None], name: str
+) -> None:
+    """Also one that no validator sees as it was written: of another type, or rendered by Jinja."""
+    question = QUESTIONS[name]
+    kind = "list" if question.get("multiselect") else question["type"]
+    wrong: dict[str, list[Any]] = {
+        "list": ["cpu", None, 3, {"a": 1}],
+        "int": ["two", None, 2.5, True, [2]],
+        "bool": ["maybe", None, [True]],
+        "yaml": ["maybe", None, 2, {"a": 1}],
+        "str": [None, True, ["a"]],
+    }
+    if name == "time_limit":
+        wrong["str"].append(43200)
+    # Copier itself refuses what is no choice of the first question.
+    head = "in the Copier settings, "
+    if name == "setup":
+        head, wrong["str"] = "", [None, True]
+    for value in (*wrong[kind], "{{ 4 }}", "a{% if true %}b{% endif %}", "${a[@]}{=# b #=}"):
+        settings(**{name: value})
+        with pytest.raises((ValueError, TypeError), match=f"{head}{name}"):
+            render({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("partition", "a b"), ("gpus_per_node", 17), ("trackers", ["comet"])]
+)
+def test_what_a_validator_refuses_is_refused_in_the_settings(
+    render: Renderer, settings: Callable[..., None], name: str, value: object
+) -> None:
+    settings(**{name: value})
+    with pytest.raises(ValueError, match=name):
+        render({})
