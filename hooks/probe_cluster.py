@@ -9,6 +9,10 @@ file, and changes nothing else:
 
 Above each answer, the file has the facts that led to it. Copier asks for each answer that was not
 found. In the new project, `make doctor` checks the answers.
+
+For all users of a cluster, it writes Copier's settings, and a module that sets them, to a folder:
+
+    python3 probe_cluster.py --site /software/slurm-ddp cluster.yml
 """
 
 import argparse
@@ -32,6 +36,8 @@ UNLIMITED = 10**9
 MIG = re.compile(r"\d+g\.\d+gb")
 UNUSABLE = {"DOWN", "DRAIN", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVALID_REG"}
 VENDORS = {"amd": r"mi\d{2,3}[a-z]?\Z", "intel": r"pvc|max[-_]?1\d{3}"}  # by the type of a GPU
+# Answers that are not the same for all users of a cluster.
+PERSONAL = {"account", "mail_user", "author_name", "author_email", "project_name", "package_name"}
 # Names that copier.yml accepts. Other names are written as comments.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,:+@/=%-]*\Z"
 PATTERNS = dict.fromkeys(["partition", "cpu_partition", "account", "qos"], NAME)
@@ -43,6 +49,10 @@ MODULES = {
     "PyTorch (with venv: make setup SITE_PACKAGES=1)": "(py)?torch([-_]?(gpu|cuda|rocm|lmod))?",
     "containers": "apptainer|singularity(-?ce|pro)?",
 }
+NEXT = [
+    "# Change what you know better. If you delete an answer, Copier asks or takes its default.",
+    "# Then: copier copy --data-file <this file> <address of the template> my-project",
+]
 
 Facts = Dict[str, str]  # the KEY=VALUE words that scontrol prints
 Accounts = Dict[str, Tuple[List[str], str]]  # by account: each QOS, and the default QOS
@@ -509,11 +519,7 @@ def site_notes(config: Facts) -> List[str]:
 
 def text(about: str, answers: List[Answer], notes: List[str]) -> str:
     """Return the file: each answer below the facts that led to it."""
-    lines = [
-        f"# Answers about {about}.",
-        "# Change what you know better. If you delete an answer, Copier asks or takes its default.",
-        "# Then: copier copy --data-file <this file> <address of the template> my-project",
-    ]
+    lines = [f"# Answers about {about}.", *NEXT]
     for question, value, facts in answers:
         lines += ["", *("# " + fact for fact in facts)]
         if value is None:
@@ -546,11 +552,129 @@ def probe() -> str:
     return text(about, answers, site_notes(config))
 
 
+# -- a module for all users -----------------------------------------------------------------------
+
+
+def settings(answers: str, source: str) -> str:
+    """Return Copier's settings for all users: the answers, but for those that belong to a person.
+
+    Of these is a QOS that the accounting lists as one of the user's; one that a preset has, is not.
+
+    Args:
+        answers: a YAML mapping. Each key begins a line: there is no parser of YAML here.
+        source: where they are from.
+
+    Raises:
+        SystemExit: a line is not of that form.
+    """
+    lines = ["# Copier's settings: what users of this cluster are not asked.", "defaults:"]
+    if not re.search("^setup:", answers, re.MULTILINE):
+        lines.append("  setup: quick # `copier copy --data setup=full` asks all questions")
+    own: List[str] = []
+    left_out = False
+    for number, line in enumerate(answers.split("\n"), 1):
+        found = re.match(r"(?P<name>\w+):(\s|$)|(?P<comment>#)|( |- |$)", line)
+        if not found:
+            sys.exit(f"error: {source}, line {number}: expected NAME: ANSWER, found {line.strip()}")
+        if found.group("comment"):
+            left_out = False
+        # Any other line that is no name goes on with the answer above.
+        elif found.group("name"):
+            name = found.group("name")
+            left_out = name in PERSONAL or lines[-1].startswith("  # yours: ")
+            own += [name] * left_out
+            while left_out and lines[-1].startswith("  #"):  # the facts that led to it
+                lines.pop()
+        if line not in NEXT and not (left_out and line):
+            lines.append(("  " + line).rstrip())
+    lines += ["  # Left to each user: " + ", ".join(own)] * bool(own)
+    return re.sub("\n{3,}", "\n\n", "\n".join(lines).rstrip()) + "\n"
+
+
+def modulefiles(site: str, template: str) -> Dict[str, str]:
+    """Return a module for Lmod and for Environment Modules, by path in the folder of the site."""
+
+    def lua(word: str) -> str:
+        return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
+
+    def tcl(word: str) -> str:
+        return '"' + re.sub(r'(["\\$\[\]])', r"\\\1", word) + '"'
+
+    address = "$SLURM_DDP_TEMPLATE" if template else "<address of the template>"
+    advice = f"Type: copier copy {address} my-project"
+    commands = [
+        ("whatis", "Description: makes projects that train PyTorch models here. " + advice),
+        ("setenv", "COPIER_SETTINGS_PATH", os.path.join(site, "settings.yml")),
+        ("prepend_path", "PATH", os.path.join(site, "bin")),
+    ]
+    commands += [("setenv", "SLURM_DDP_TEMPLATE", template)] if template else []
+    in_lua = [f"help({lua(advice)})"]
+    in_tcl = ["#%Module1.0", f"proc ModulesHelp {{}} {{ puts stderr {tcl(advice)} }}"]
+    for command, *words in commands:
+        in_lua.append(f"{command}({', '.join(map(lua, words))})")
+        name = {"whatis": "module-whatis"}.get(command, command.replace("_", "-"))
+        in_tcl.append(" ".join([name, *map(tcl, words)]))
+    files = {".lua": in_lua, "": in_tcl}
+    return {f"modulefiles/slurm-ddp/1.0{end}": "\n".join(t) + "\n" for end, t in files.items()}
+
+
+def read(file: str) -> str:
+    """Return the text of a file of answers.
+
+    Raises:
+        SystemExit: it cannot be read.
+    """
+    try:
+        with open(file, encoding="utf-8-sig") as source:
+            return source.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", "not UTF-8")
+        sys.exit(f"error: {file} cannot be read ({reason}): name a file of answers")
+
+
+def write_site(site: str, template: str, file: str) -> None:
+    """Write the settings and the module to a new folder: all of it, or nothing.
+
+    Raises:
+        SystemExit: the folder exists or cannot be written, or the answers cannot be read.
+    """
+    site = os.path.abspath(site)
+    if os.path.lexists(site):
+        sys.exit(f"error: {site} exists: name another folder, or remove it")
+    if ":" in site or re.search("[\0-\x1f]", site + template):
+        sys.exit(f"error: {site!r}: expected no colon and no line break: name another folder")
+    template = os.path.abspath(template) if os.path.isdir(template) else template
+    answers = probe() if not file else read(file)
+    files = dict(modulefiles(site, template), **{"settings.yml": settings(answers, file)})
+    part = f"{site}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.join(part, "modulefiles", "slurm-ddp"))
+        for name, content in files.items():
+            with open(os.path.join(part, name), "wb") as out:
+                out.write(content.encode("utf-8", "surrogateescape"))
+        os.rename(part, site)
+    except OSError as error:
+        sys.exit(f"error: {site} cannot be written ({error.strerror}): name another folder")
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    print(f"wrote {site}: read its settings.yml, then: module use {site}/modulefiles")
+
+
 def main() -> None:
-    """Write the file of answers."""
+    """Write the file of answers, or what all users share."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", default="cluster.yml", help="the file to write")
-    file = parser.parse_args().file
+    about = "the file to write (cluster.yml); with --site, answers to read instead of asking"
+    parser.add_argument("file", nargs="?", default="", help=about)
+    about = "write Copier's settings, and a module that sets them, to this new folder"
+    parser.add_argument("--site", metavar="DIR", help=about)
+    about = "with --site: the template's address, for the module to set"
+    parser.add_argument("--template", metavar="ADDRESS", default="", help=about)
+    given = parser.parse_args()
+    if given.site:
+        return write_site(given.site, given.template, given.file)
+    if given.template:
+        sys.exit("error: --template is for the module: name its folder by --site DIR")
+    file = given.file or "cluster.yml"
     if os.path.lexists(file):
         sys.exit(f"error: {file} exists: name another file, or remove it")
     answers = probe()

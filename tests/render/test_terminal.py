@@ -1,13 +1,16 @@
 """The questions as a person answers them: in a terminal of 80 columns."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pyte
+import pytest
 import yaml
-from renderer import QUESTIONS
+from renderer import QUESTIONS, TEMPLATE
 
 COLUMNS, LINES, PATIENCE = 80, 30, 60
 CLEAR, DOWN, ENTER, END_OF_TEXT, TOGGLE_ALL = "\x15", "\x1b[B", "\r", "\x1b\r", "a"
@@ -150,3 +153,26 @@ def test_a_time_limit_that_may_be_meant_as_hours(
     assert said["project_name"] == "Digits"
     assert "load_module" not in (tmp_path / "project/slurm/common.sh").read_text()
     assert (said["time_limit"], said["signal_lead_seconds"]) == ("2:00", 60)
+
+
+def test_a_site_answers_all_but_three_questions(
+    template: Path, tool: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster whose module sets COPIER_SETTINGS_PATH."""
+    preset = TEMPLATE / "sites/delta.yml"
+    more = 'launch_modes: [cpu, single_node]\ntime_limit: "12:00:00"\ntrackers: []\n'
+    modules = "modules: |-\n  gcc\n  python/3.12\n"
+    (tmp_path / "site.yml").write_text(preset.read_text() + more + modules)
+    probe = (sys.executable, TEMPLATE / "hooks/probe_cluster.py", "--site", "site", "site.yml")
+    subprocess.run(probe, cwd=tmp_path, check=True)
+    monkeypatch.setenv("COPIER_SETTINGS_PATH", str(tmp_path / "site/settings.yml"))
+    terminal = Terminal(tool["copier"], "copy", template, tmp_path / "project")
+    for name, typed in (("project_name", "Digits"), ("account", "lab-7"), ("example", "")):
+        terminal.wait_for(head(name))
+        terminal.type(typed, ENTER)
+    terminal.wait_for_end()
+    said = answers_of(tmp_path / "project")
+    assert (said["account"], said["setup"]) == ("lab-7", "quick")
+    given = yaml.safe_load((tmp_path / "site/settings.yml").read_text())["defaults"]
+    assert {name: said[name] for name in given} == given
+    assert {"partition", "gpus_per_node", "modules"} < set(given)

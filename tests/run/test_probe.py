@@ -287,3 +287,122 @@ def test_without_slurms_controller(tmp_path: Path) -> None:
 
 def test_an_old_python_can_read_it() -> None:
     ast.parse(PROBE.read_text(), feature_version=(3, 6))
+
+
+OF_A_SITE = """\
+# Answers about a cluster.
+# Change what you know better. If you delete an answer, Copier asks or takes its default.
+
+author_name: |-
+  Ada
+
+  Lovelace
+# The partition that has GPUs.
+partition: gpu # the fast one
+
+# yours: physics
+# Slurm requires an account here
+account: "physics"
+
+# yours: gpu; the default is not set
+qos: "gpu"
+constraint: a100
+modules:
+- cuda/12.4
+trackers: [mlflow,
+  aim]
+"""
+SETTINGS = """\
+# Copier's settings: what users of this cluster are not asked.
+defaults:
+  setup: quick # `copier copy --data setup=full` asks all questions
+  # Answers about a cluster.
+
+  # The partition that has GPUs.
+  partition: gpu # the fast one
+
+  constraint: a100
+  modules:
+  - cuda/12.4
+  trackers: [mlflow,
+    aim]
+
+  # Left to each user: author_name, account, qos
+"""
+
+
+def test_settings_of_a_site_leave_out_what_belongs_to_a_person(tmp_path: Path) -> None:
+    (tmp_path / "answers.yml").write_text(OF_A_SITE)
+    done = run(tmp_path, "/nowhere", "--site", "shared/ddp", "answers.yml")
+    assert (done.returncode, done.stderr) == (0, "")
+    site = tmp_path / "shared/ddp"
+    assert f"wrote {site}: " in done.stdout
+    text = (site / "settings.yml").read_text()
+    assert text == SETTINGS
+    assert yaml.safe_load(text) == {
+        "defaults": {
+            "setup": "quick",
+            "partition": "gpu",
+            "constraint": "a100",
+            "modules": ["cuda/12.4"],
+            "trackers": ["mlflow", "aim"],
+        }
+    }
+    for end in ("", ".lua"):
+        module = (site / f"modulefiles/slurm-ddp/1.0{end}").read_text()
+        assert f'"{site}/settings.yml"' in module and "SLURM_DDP_TEMPLATE" not in module
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.yml", "shared"]
+
+
+@pytest.mark.parametrize("preset", sorted(TEMPLATE.glob("sites/*.yml")), ids=lambda p: p.stem)
+def test_each_preset_becomes_settings(tmp_path: Path, preset: Path) -> None:
+    done = run(tmp_path, "/nowhere", "--site", "site", str(preset))
+    assert done.returncode == 0, done.stderr
+    defaults = yaml.safe_load((tmp_path / "site/settings.yml").read_text())["defaults"]
+    assert defaults == {"setup": "quick", **yaml.safe_load(preset.read_text())}
+
+
+def test_a_site_is_probed_without_a_file_of_answers(ask: Ask, tmp_path: Path) -> None:
+    written, _ = ask("24.11")
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin:/usr/sbin"
+    done = run(tmp_path, path, "--site", "site", RECORDED=str(tmp_path / "recording"))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "cluster.yml").write_text(f"setup: full\n{written}")
+    text = (tmp_path / "site/settings.yml").read_text()
+    assert "physics" not in text and "copier copy --data-file" not in text
+    defaults = yaml.safe_load(text)["defaults"]
+    assert (defaults["partition"], defaults["setup"]) == ("gpu", "quick")
+    assert not {"account", "qos"} & set(defaults)
+    # The answers may have a wish of their own.
+    run(tmp_path, path, "--site", "full", "cluster.yml")
+    full = yaml.safe_load((tmp_path / "full/settings.yml").read_text())["defaults"]
+    assert full == {**defaults, "setup": "full"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "arguments", "error"),
+    [
+        ("a: 1\n", ("--site", "there"), "/there exists: name another folder, or remove it"),
+        ("a: 1\n", ("--site", "a:b"), ": expected no colon and no line break: name another folder"),
+        ("a: 1\n", ("--site", "new", "--template", "a\nb"), "expected no colon and no line break"),
+        ("{a: 1}\n", ("--site", "new"), "answers.yml, line 1: expected NAME: ANSWER, found {a: 1}"),
+        ("a: 1\n---\n", ("--site", "new"), "answers.yml, line 2: expected NAME: ANSWER, found ---"),
+        (None, ("--site", "new"), "answers.yml cannot be read (No such file or directory): name a"),
+        ("\udcff", ("--site", "new"), "answers.yml cannot be read (not UTF-8): name a file of an"),
+        ("a: 1\n", ("--site", "file/new"), "/file/new cannot be written (Not a directory): name"),
+        ("a: 1\n", ("--template", "x"), "--template is for the module: name its folder by --site"),
+    ],
+)
+def test_a_site_is_written_whole_or_not_at_all(
+    tmp_path: Path, answers: str | None, arguments: tuple[str, ...], error: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    if answers is not None:
+        (tmp_path / "answers.yml").write_bytes(answers.encode(errors="surrogateescape"))
+    before = sorted(tmp_path.rglob("*"))
+    done = run(tmp_path, "/nowhere", *arguments, "answers.yml")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert error in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before

@@ -120,3 +120,44 @@ def test_modules(cluster: Cluster, system: str, tmp_path: Path) -> None:
         assert fact in text
     script = copied(cluster, tmp_path).root / "slurm" / "train_cpu.sbatch"
     assert "\nload_module python/3.12\n" in script.read_text()
+
+
+ADDRESS = """https://git.example.org/it's "$HOME" [pwd] {x} \\d;e"""
+
+
+@pytest.mark.parametrize("system", ["environment-modules", "lmod"])
+@pytest.mark.parametrize("name", ["ddp", """a 'b' "c" [pwd] {d}"""], ids=["plain", "odd"])
+def test_a_module_gives_each_user_the_answers_of_the_site(
+    cluster: Cluster, system: str, name: str, tmp_path: Path
+) -> None:
+    if reason := modules.missing(system):
+        pytest.skip(reason)
+    site = tmp_path / name
+    probe = (sys.executable, f"{TEMPLATE}/hooks/probe_cluster.py")
+    done = cluster.run(*probe, "--site", str(site), "--template", ADDRESS)
+    assert done.stderr == ""
+    folder = tmp_path / "system"
+    folder.mkdir()
+    with modules.installed(cluster, system, folder):
+
+        def login(line: str) -> str:
+            """Return what a line of a login shell prints, with the module's folder in use."""
+            shell = ("bash", "-lc", f'module use "$0/modulefiles"; {line}', str(site))
+            done = cluster.run(*shell)
+            return done.stdout + done.stderr
+
+        show = 'printf "%s\\n" "$COPIER_SETTINGS_PATH" "$SLURM_DDP_TEMPLATE" "${PATH%%:*}"'
+        said = login(f"module load slurm-ddp; {show}")
+        assert said.splitlines() == [f"{site}/settings.yml", ADDRESS, f"{site}/bin"]
+        for question in ("help", "whatis"):
+            assert "copier copy $SLURM_DDP_TEMPLATE my-project" in login(
+                f"module {question} slurm-ddp"
+            )
+        assert "slurm-ddp/1.0.lua" not in login("module --terse avail slurm-ddp 2>&1")
+        assert login(f"module load slurm-ddp; module unload slurm-ddp; {show}").startswith("\n\n")
+        # It is Copier that reads the settings.
+        copier = f'"{sys.executable}" -m copier copy --defaults --quiet --vcs-ref=HEAD'
+        login(f'module load slurm-ddp; {copier} "{TEMPLATE}" "{tmp_path}/project"')
+    said = yaml.safe_load((tmp_path / "project/.copier-answers.yml").read_text())
+    assert (said["memory"], said["memory_scope"], said["setup"]) == ("2000M", "cpu", "quick")
+    assert accepted(Project(cluster, tmp_path / "project"))
