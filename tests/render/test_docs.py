@@ -59,9 +59,21 @@ UPDATES = {
     "make setup test": "tests/run/test_setup.py::made(newcomer, *setup)",
     "pip* install copier": "scripts/demo.sh::pip install --quiet 'copier",
 }
+SUPPORT_PAGE = "tests/slurm/test_support_page.py::def test_the_commands_of_the_page("
 # In this repository:
 OURS = {
     **UPDATES,
+    "python3 probe_cluster.py --site *": SUPPORT_PAGE,
+    "python3 -m venv /software/*": SUPPORT_PAGE,
+    "*/bin/pip install copier": UPDATES["pip* install copier"],
+    "mkdir /software/*": SUPPORT_PAGE,
+    "ln -s *": SUPPORT_PAGE,
+    "chmod -R *": SUPPORT_PAGE,
+    "module use /software/*": SUPPORT_PAGE,
+    "module load slurm-ddp": SUPPORT_PAGE,
+    "copier copy $SLURM_DDP_TEMPLATE my-project": SUPPORT_PAGE,
+    "git clone --bare *": SUPPORT_PAGE,
+    "git -C *": SUPPORT_PAGE,
     "copier copy --defaults *": UPDATE_PAGE,
     "sed -i *": UPDATE_PAGE,
     "make demo": "tests/run/test_docs.py::def test_the_demo(",

@@ -390,3 +390,25 @@ def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "11 passed" in done.stdout
+
+
+@pytest.mark.parametrize("environment", ["venv", "uv"])
+def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environment: str) -> None:
+    """By the command and the module's lines of docs/for-support-teams.md; without PyTorch."""
+    answers = {"environment": environment, "setup": "full", "trackers": [], "tools": []}
+    project = render_project(tmp_path / "demo", package_name="demo", **answers)
+    config = project / "pyproject.toml"
+    config.write_text(config.read_text().replace('    "torch>=2.6",\n', ""))
+    page = (TEMPLATE / "docs/for-support-teams.md").read_text()
+    (fill,) = re.findall(r"^(pip download .*?) +#", page, re.MULTILINE)
+    fill = fill.replace("pip", f"{sys.executable} -m pip", 1).replace(" torch ", " tqdm ")
+    subprocess.run(fill, shell=True, cwd=project, check=True, capture_output=True)
+
+    lines = dict(re.findall(r'^setenv\("(\w+)", "(.*)"\)$', page, re.MULTILINE))
+    assert len(lines) == 4
+    env = {name: re.sub("/software/.*/", f"{project}/", value) for name, value in lines.items()}
+    nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
+    env |= {**nowhere, "UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
+    made(project, "setup", "TORCH=tqdm", **env)
+    assert list(project.glob(".venv/lib/python*/site-packages/tyro"))
+    assert (project / ".venv/bin/demo").exists()
