@@ -22,13 +22,13 @@ SURFACE = """
     launch_modes launcher nodes gpus_per_node accelerator gpu_type gpu_request task_options
     cpus_per_task memory memory_scope time_limit partition cpu_partition account qos constraint
     reservation exclusive mail_user mail_type requeue signal_lead_seconds
-    sbatch_options cpu_sbatch_options srun_options
+    sbatch_options cpu_sbatch_options srun_options site_script
     environment modules module_purge container container_image container_base_image
     trackers shared_root monitoring_servers sweep
     example tools ci pre_commit
 """
 NAMES = SURFACE.split()
-COMPUTED = ["run_root"]
+COMPUTED = ["former_site_script", "run_root"]
 
 # Answers to questions that other answers make pointless, and those others.
 POINTLESS: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -117,7 +117,7 @@ def set_up(root: Path, files: Mapping[str, str]) -> None:
     kept |= {f"{name}/bin/python": PYTHON for name in (".venv", ".conda", "container/env")}
     # The image of others that the sample answers name is not there.
     finished = "container/install.sh" in files and "container/apptainer.def" not in files
-    site_sh = SITE_SH + "export IMAGE=container/image.sif\n" * finished
+    site_sh = SITE_SH + files["slurm/site.sh"] + "export IMAGE=container/image.sif\n" * finished
     kept |= {"slurm/site.sh": site_sh, "stand-ins/apptainer": APPTAINER}
     kept |= {"container/install.sh": INSTALL, "container/image.sif": "", "logs/.gitkeep": ""}
     for path, text in kept.items():

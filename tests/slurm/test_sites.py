@@ -16,7 +16,7 @@ from . import modules
 from .cluster import Cluster, missing, wait_for
 from .conftest import set_up as set_up_packages
 from .jobs import ENDED
-from .stand_ins import SITE_SH, Submitted, set_up, states
+from .stand_ins import Submitted, set_up, states
 
 PRESETS = sorted(path.stem for path in TEMPLATE.glob("sites/*.yml"))
 # The GPUs of a node, as Slurm knows them: those of Vista it does not.
@@ -59,13 +59,11 @@ class Preset:
     Attributes:
         values: what it answers.
         answers: with what it leaves to its user.
-        site_sh: what it says belongs in slurm/site.sh.
     """
 
     name: str
     values: dict[str, Any]
     answers: dict[str, Any]
-    site_sh: str
     render: Renderer
 
 
@@ -104,15 +102,14 @@ def site(preset: Preset, folder: Path, gpus: int) -> Iterator[Cluster]:
         yield cluster
 
 
-def scripts(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]) -> list[Submitted]:
+def scripts(render: Renderer, root: Path, answers: dict[str, Any]) -> list[Submitted]:
     """Render a project, and return its batch scripts."""
     files = render(answers)
     set_up(root, files)
-    (root / "slurm/site.sh").write_text(SITE_SH + site_sh)
     return [Submitted(answers, root, path) for path in files if path.endswith(".sbatch")]
 
 
-def training(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]) -> str:
+def training(render: Renderer, root: Path, answers: dict[str, Any]) -> str:
     """Write a project that can train, for two GPUs a node at most; return the script that does."""
     all_gpus = answers.get("gpus_per_node", 2)
     gpus = min(2, all_gpus)
@@ -121,7 +118,6 @@ def training(render: Renderer, root: Path, site_sh: str, answers: dict[str, Any]
     for path, text in render(fewer).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    (root / "slurm/site.sh").write_text(site_sh)
     (root / "slurm/task_epilog.sh").chmod(0o755)
     set_up_packages(shrink(root))
     if answers.get("container") == "pyxis":
@@ -153,14 +149,13 @@ def preset(request: pytest.FixtureRequest, tmp_path: Path) -> Preset:
     values = yaml.safe_load(text)
     assert set(values) <= set(QUESTIONS)
     answers = {**values, "package_name": "demo", "account": "proj-0042", **GIVEN.get(name, {})}
-    site_sh = "".join(re.findall(r"^#   (.*\n)", text, re.M))
-    return Preset(name, values, answers, site_sh, Renderer(copy_template(tmp_path / "template")))
+    return Preset(name, values, answers, Renderer(copy_template(tmp_path / "template")))
 
 
 def test_a_preset_meets_the_rules_of_its_site(preset: Preset, tmp_path: Path) -> None:
     name = preset.name
-    jobs = scripts(preset.render, tmp_path / "preset", preset.site_sh, preset.answers)
-    scripts(preset.render, tmp_path / "plain", "", {"package_name": "demo"})
+    jobs = scripts(preset.render, tmp_path / "preset", preset.answers)
+    scripts(preset.render, tmp_path / "plain", {"package_name": "demo"})
     with site(preset, tmp_path / "site", GPUS[name]) as cluster:
         for job in jobs:
             job.id = submit(cluster, job.root, job.path)
@@ -182,7 +177,7 @@ def test_a_preset_meets_the_rules_of_its_site(preset: Preset, tmp_path: Path) ->
 def test_a_preset_trains(preset: Preset, tmp_path: Path) -> None:
     """Two ranks train, on a node with as many GPUs: for more, this machine has too few cores."""
     root = tmp_path / "demo"
-    script = training(preset.render, root, preset.site_sh, preset.answers)
+    script = training(preset.render, root, preset.answers)
     with site(preset, tmp_path / "site", min(2, GPUS[preset.name])) as cluster:
         job = submit(cluster, root, script, *TRAINING)
         found = ended(cluster)

@@ -40,12 +40,13 @@ def is_rank_0() -> bool:
 def note_failure(error: str) -> None:
     """Tell the batch script that this rank failed and why, so that it does not requeue the job.
 
-    Of several errors, the first one counts. The launcher may return the exit code of another rank, which it killed. A trial of a sweep tells
-    nothing, since the sweep continues. Other ranks than 0 then wait until the launcher ends them,
-    so that rank 0 alone prints an error of all ranks.
+    Of several errors, the first one counts. The launcher may return the exit code of another rank,
+    which it killed. A trial of a sweep tells nothing, since the sweep continues. Other ranks than 0
+    then wait until the launcher ends them, so that rank 0 alone prints an error of all ranks.
     """
     if os.environ.get("FAILURE_FILE") and "SWEEP_TRIAL" not in os.environ:
-        with suppress(OSError), Path(os.environ["FAILURE_FILE"]).open("x", encoding="utf-8") as file:
+        path = Path(os.environ["FAILURE_FILE"])
+        with suppress(OSError), path.open("x", encoding="utf-8") as file:
             file.write(f"{printable(error)}\n")
     if not is_rank_0():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))

@@ -1,0 +1,120 @@
+"""Proves on a cluster that what was rendered works there: `python -m <package> acceptance`.
+
+It submits the project's own scripts, one after the other, each with few nodes and steps.
+"""
+
+import argparse
+import platform
+import shlex
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from ...engine.config import read_yaml
+from ...engine.errors import UsageError, printable, say, without_secrets
+from ...engine.ranks import slurm_commands as slurm
+from ...settings import Settings
+from .. import program
+from ..text import duration
+from .checks import Check, Checks
+from .jobs import Failure, Interrupted, Jobs
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the checks and print a row for each; return 0 if all pass, else 1.
+
+    A signal such as Ctrl-C cancels their jobs, and the code is 128 and its number.
+
+    Raises:
+        UsageError: there is no Slurm here, or no check has a name that is given.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program("acceptance"),
+        description="Submit small jobs, one after the other, and print what works on this cluster.",
+        epilog="The flags of train, such as --dataset or --device, are taken too. Variables such "
+        "as SBATCH_RESERVATION say where the jobs run.",
+        allow_abbrev=False,
+    )
+    seconds, wait = "how long the training takes that is stopped", "until a job must have ended"
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="names of the checks")
+    parser.add_argument("--seconds", type=float, default=60, help=f"{seconds} (%(default)s)")
+    parser.add_argument("--wait", type=float, default=60, help=f"minutes {wait} (%(default)s)")
+    flags, train = parser.parse_known_args(argv)
+    settings = Settings.parse(train, "acceptance")
+    if not shutil.which("sbatch"):
+        raise UsageError("sbatch is not here: run this on a login node of a Slurm cluster")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = Path(settings.run_root, f"acceptance-{stamp}").absolute()
+    jobs = Jobs(60 * flags.wait)
+    known = list(Checks(settings, train, jobs, folder, flags.seconds))
+    checks = [each for each in known if each.name in (flags.only or [each.name])]
+    if unknown := set(flags.only) - {each.name for each in known}:
+        names = shlex.join(each.name for each in known)
+        raise UsageError(f"--only {shlex.join(unknown)}: no such check; there are {names}")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, jobs.interrupt)
+    before, report = set(Path(".snapshots").glob("*")), Path("logs", f"acceptance-{stamp}.txt")
+    try:
+        passed = run(checks, jobs, report)
+    except Interrupted:
+        say(f"interrupted: cancelling {', '.join(job.id for job in jobs.running) or 'no job'}")
+        return 128 + jobs.signal
+    finally:
+        jobs.cancel()
+        shutil.rmtree(folder, ignore_errors=True)
+        forget_code(before)
+    say(f"\n{passed} of {len(checks)} passed; to send: {report}")
+    return int(passed < len(checks))
+
+
+def run(checks: Sequence[Check], jobs: Jobs, report: Path) -> int:
+    """Print a row for each check, keep the rows in a file, and return how many checks passed.
+
+    The logs of what passed are removed.
+    """
+    passed, logs = 0, list[str]()
+    rows = [*describe(), "", row("check", "result", "time", "")]
+    say("\n".join(rows))
+    for check in checks:
+        began, result, log = time.monotonic(), "FAIL", ""
+        jobs.logs.clear()
+        try:
+            why, result = check.run(), "pass"
+            passed += 1
+            for path in jobs.logs:
+                path.unlink(missing_ok=True)
+        except (Failure, UsageError) as failure:
+            why, log = str(failure), getattr(failure, "log", "")
+            jobs.cancel()
+        rows.append(row(check.name, result, duration(time.monotonic() - began), why))
+        say(rows[-1])
+        logs += [f"\n== {check.name} ==\n{log}"] * bool(log)
+        report.write_text(without_secrets("\n".join([*rows, *logs])) + "\n", encoding="utf-8")
+    return passed
+
+
+def row(name: str, result: str, seconds: str, why: str) -> str:
+    """Return a row of the table."""
+    return f"{name:20} {result:6} {seconds:>8}  {printable(why)}".rstrip()
+
+
+def describe() -> Iterator[str]:
+    """Yield what a reader of the table needs to know: versions, cluster, answers."""
+    answers = read_yaml(Path(".copier-answers.yml"))
+    names = ("launch_modes", "launcher", "gpu_request", "environment", "container")
+    yield f"{time.strftime('%Y-%m-%d %H:%M')} on {socket.gethostname()}"
+    yield f"template {answers.get('_commit', '?')}, {slurm.ask('sbatch', '--version').strip()}"
+    yield f"Python {platform.python_version()}, torch {version('torch')}"
+    yield ", ".join(f"{name} {answers[name]}" for name in names if name in answers)
+
+
+def forget_code(before: set[Path]) -> None:
+    """Remove the snapshots of the code that came meanwhile, unless a job uses them."""
+    used = {link.resolve() for link in Path("logs").glob("code-*")}
+    for folder in set(Path(".snapshots").glob("*")) - before:
+        if folder.resolve() not in used:
+            shutil.rmtree(folder, ignore_errors=True)

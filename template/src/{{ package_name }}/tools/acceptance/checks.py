@@ -1,0 +1,197 @@
+"""What can be checked of a project on a cluster, the simplest first."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...engine.filesystem import read_object
+from ...engine.ranks import slurm_commands as slurm
+from ...settings import Settings
+from ...trackers import select
+from .. import program
+from .jobs import Failure, Job, Jobs, failure
+
+MODES = ("cpu", "single_node", "multi_node")
+FACTS: dict[str, Any] = {"trained_seconds": float, "parameters_sha256": str, "resumed_from_step": int | None}
+
+
+class Check(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        run: does it, and returns what there is to say of it. Raises Failure, which says why.
+    """
+
+    name: str
+    run: Callable[[], str]
+
+
+class Checks:
+    """The checks of a project.
+
+    Args:
+        settings, flags: of the trainings.
+        jobs: submits them.
+        folder: for their runs.
+        seconds: that a training takes which is to be stopped.
+
+    Attributes:
+        steps: of that training.
+    """
+
+    def __init__(
+        self, settings: Settings, flags: Sequence[str], jobs: Jobs, folder: Path, seconds: float
+    ) -> None:
+        self.settings, self.flags, self.jobs = settings, flags, jobs
+        self.folder, self.seconds = folder, seconds
+        self.modes = [mode for mode in MODES if script_of(mode).exists()]
+        self.steps = 100
+        self.reference: dict[str, Any] | None = None
+        self.tried = False
+
+    def __iter__(self) -> Iterator[Check]:
+        """Yield the checks that the scripts of the project allow."""
+        if Path("slurm/build_image.sbatch").exists():
+            yield Check("image", self.image)
+        if Path("slurm/doctor.sbatch").exists():
+            yield Check("doctor here", self.doctor)
+            yield Check("doctor on nodes", lambda: self.job("slurm/doctor.sbatch", *self.flags))
+        if Path("slurm/check_comm.sbatch").exists():
+            chosen = f"--device={self.settings.device}", f"--backend={self.settings.backend}"
+            yield Check("check-comm", lambda: self.job("slurm/check_comm.sbatch", *chosen))
+        for mode in self.modes[:-1]:
+            yield Check(f"train {mode}", partial(self.short, mode))
+        if self.modes:
+            yield Check(f"train {self.modes[-1]}", self.long)
+            yield Check("stop and resume", self.stop)
+            if "\n#SBATCH --requeue" in script_of(self.modes[-1]).read_text("utf-8"):
+                yield Check("requeue", self.requeue)
+            if select(self.settings.trackers):
+                yield Check("trackers", self.trackers)
+
+    def job(self, script: str, *arguments: str) -> str:
+        """Run a script to its end."""
+        self.jobs.finish(self.jobs.submit(script, *arguments))
+        return ""
+
+    def image(self) -> str:
+        """Make the image, or what it lacks, if that is missing; the other jobs run in it."""
+        made = Path("container/image.sif")
+        if not Path("container/apptainer.def").exists():
+            made = Path("container/env")
+        if made.exists():
+            return f"{made} is there"
+        return self.job("slurm/build_image.sbatch") or f"{made} was made"
+
+    def doctor(self) -> str:
+        """Check this machine, and what Slurm says to the scripts."""
+        command = [sys.executable, *program("doctor").split()[1:], *self.flags]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = done.stdout.splitlines() or done.stderr.splitlines() or ["it said nothing"]
+        if done.returncode:
+            error = next((line for line in lines if line.startswith("error")), lines[-1])
+            raise Failure(" ".join(error.split()), done.stdout + done.stderr)
+        return lines[-1]
+
+    def start(self, mode: str, name: str, *options: str, env: str = "") -> tuple[Job, Path]:
+        """Submit a training that gives the same numbers each time; return it and its folder."""
+        folder = self.folder / name
+        flags = [f"--run-dir={folder}", f"--max-steps={self.steps}", "--epochs=1000000"]
+        flags += ["--validate-epochs=0"]
+        flags += ["--deterministic", "--trackers=none", *self.flags]
+        return self.jobs.submit(str(script_of(mode)), *flags, options=options, env=env), folder
+
+    def finish(self, job: Job, folder: Path) -> dict[str, Any]:
+        """Wait for the end of a training, and return its summary."""
+        self.jobs.finish(job)
+        try:
+            return read_object(folder / "summary.json", FACTS)
+        except (OSError, ValueError) as error:
+            raise Failure(f"the job ended well, but left no whole summary.json: {error}") from None
+
+    def short(self, mode: str) -> str:
+        """Train some steps."""
+        self.finish(*self.start(mode, mode))
+        return f"{self.steps} steps"
+
+    def long(self) -> str:
+        """Train for some time."""
+        self.unstopped()
+        return f"{self.steps} steps in {self.unstopped()['trained_seconds']:.0f} s"
+
+    def unstopped(self) -> dict[str, Any]:
+        """Return the summary of a training that nothing stops, and that takes some time."""
+        mode = self.modes[-1]
+        if self.tried and not self.reference:
+            raise Failure(f"not run, as 'train {mode}' failed")
+        self.tried = True
+        while not self.reference:
+            found = self.finish(*self.start(mode, f"{mode}-{self.steps}"))
+            took = max(found["trained_seconds"], 0.01)
+            if took > self.seconds / 2:
+                self.reference = found
+            else:
+                self.steps = math.ceil(self.steps * min(self.seconds / took, 100))
+        return self.reference
+
+    def send(self, job: Job, folder: Path) -> None:
+        """Send a training the signal that comes before a time limit, once it has taken steps."""
+        facts = self.jobs.wait(job, until=lambda _: (folder / "metrics.jsonl").exists())
+        if facts["JobState"] == "COMPLETED":
+            raise Failure(f"it ended before the signal came: --seconds={4 * self.seconds:.0f}")
+        if job not in self.jobs.running:
+            raise failure(job, facts)
+        slurm.ask("scancel", "--signal=USR2", job.id)
+
+    def compare(self, found: dict[str, Any], how: str) -> str:
+        """Return at which step a training was stopped.
+
+        Raises:
+            Failure: it was not resumed, or ended with other parameters.
+        """
+        step, same = found.get("resumed_from_step"), self.unstopped()["parameters_sha256"]
+        if not step:
+            raise Failure(f"{how}, but it began again at step 0")
+        if found["parameters_sha256"] != same:
+            raise Failure(f"{how} at step {step}, but it ended with other parameters")
+        return f"{how} at step {step} of {self.steps}, and ended with the same parameters"
+
+    def stop(self) -> str:
+        """Stop a training by the signal, and submit it again."""
+        self.unstopped()
+        mode = self.modes[-1]
+        job, folder = self.start(mode, "stopped", "--no-requeue", env="MAX_REQUEUES=0")
+        self.send(job, folder)
+        facts = self.jobs.wait(job)
+        if facts.get("ExitCode") != "75:0":
+            raise failure(job, facts)
+        return self.compare(self.finish(*self.start(mode, "stopped", "--no-requeue")), "stopped")
+
+    def requeue(self) -> str:
+        """Stop a training by the signal, after which it comes back by itself."""
+        self.unstopped()
+        job, folder = self.start(self.modes[-1], "requeued")
+        self.send(job, folder)
+        facts = self.jobs.wait(job, until=lambda facts: int(facts.get("Restarts") or 0) > 0)
+        if job not in self.jobs.running:
+            raise failure(job, facts)
+        return self.compare(self.finish(job, folder), "requeued")
+
+    def trackers(self) -> str:
+        """Log a run to each tracker from a compute node, and read it back."""
+        self.job(
+            str(script_of(self.modes[0])),
+            "check-trackers",
+            f"--run-root={self.folder}",
+            *self.flags,
+        )
+        return ", ".join(select(self.settings.trackers))
+
+
+def script_of(mode: str) -> Path:
+    """Return the batch script of a launch mode."""
+    return Path(f"slurm/train_{mode}.sbatch")

@@ -1,0 +1,185 @@
+"""Submits jobs one after the other, waits for them, and says why one failed."""
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from ...engine.errors import UsageError, say
+from ...engine.ranks import slurm_commands as slurm
+
+POLL = 2  # seconds between two looks at a job
+MINUTES = 15  # the time limit of a job, without the time before its signal
+ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
+# Reasons for which a job would wait forever.
+HOPELESS = re.compile(r"Bad|Invalid|Partition(Config|NodeLimit|TimeLimit)|NeverSatisfied|[Hh]eld")
+LABEL = re.compile(r"^\d+: (\d\d:\d\d:\d\d \[rank \d+\] )?")  # of srun, and of a rank
+NOISE = re.compile(r"srun: |slurmstepd: |scancel: |\s*$")
+ERROR = re.compile(
+    r"error:? |the first rank that failed|stopped after a checkpoint|\S+ +FAILED |[\w.]*Error\b"
+)
+
+
+class Failure(Exception):
+    """A check fails; the message says why. `log` has the last lines of its job."""
+
+    def __init__(self, why: str, log: str = "") -> None:
+        super().__init__(why)
+        self.log = log
+
+
+class Interrupted(Exception):
+    """A signal of this number ends the checks."""
+
+
+@dataclass
+class Job:
+    """A job that was submitted, with its log once Slurm names it."""
+
+    id: str
+    log: Path = Path("/dev/null")
+
+    def said(self) -> str:
+        """Return what the job said."""
+        with suppress(OSError):
+            return self.log.read_text("utf-8", "replace")
+        return ""
+
+
+class Jobs:
+    """The jobs of this process, of which at most one has not ended.
+
+    Args:
+        patience: seconds that a job may take, with its time in the queue.
+
+    Attributes:
+        logs: of all jobs.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience, self.signal = patience, 0
+        self.running: list[Job] = []
+        self.logs: list[Path] = []
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: the next look at a job raises Interrupted."""
+        self.signal = number
+
+    def submit(
+        self, script: str, *arguments: str, options: tuple[str, ...] = (), env: str = ""
+    ) -> Job:
+        """Submit a script with few nodes and little time.
+
+        Raises:
+            Failure: Slurm refuses it.
+        """
+        few = smallest(Path(script).read_text("utf-8"))
+        variables = dict([env.split("=")]) if env else {}
+        command = ("sbatch", "--parsable", *few, *options, script, *arguments)
+        done = slurm.run(*command, **variables)
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            raise Failure(f"sbatch refuses {script}: {(said or ['(no output)'])[-1]}", done.stderr)
+        job = Job(done.stdout.strip().partition(";")[0])
+        self.running.append(job)
+        return job
+
+    def wait(
+        self, job: Job, until: Callable[[dict[str, str]], object] = lambda _: False
+    ) -> dict[str, str]:
+        """Wait until a job has ended, or something holds; return what Slurm says of it.
+
+        Raises:
+            Failure: it will never start, Slurm forgot it, or it takes too long.
+            Interrupted: a signal came.
+        """
+        deadline, shown = time.monotonic() + self.patience, ""
+        while True:
+            facts = self._ask(job)
+            state, reason = facts.get("JobState", ""), facts.get("Reason", "")
+            if state in ENDED.split():
+                self.running.remove(job)
+                return facts
+            if until(facts):
+                return facts
+            said = f"job {job.id} is {state} ({reason})"
+            if state == "PENDING" and HOPELESS.search(reason):
+                raise Failure(f"{said}, and would wait forever")
+            if time.monotonic() > deadline:
+                raise Failure(
+                    f"{said} after {self.patience / 60:.0f} minutes: --wait allows more", tail(job)
+                )
+            if state == "PENDING" and reason not in ("", "None", shown):
+                say(f"    {said}")
+                shown = reason
+            self.pause()
+
+    def pause(self) -> None:
+        """Wait for the next look at a job; raise Interrupted if a signal came."""
+        time.sleep(POLL * (not self.signal))
+        if self.signal:
+            raise Interrupted(self.signal)
+
+    def finish(self, job: Job) -> None:
+        """Wait for the end of a job that is to end well.
+
+        Raises:
+            Failure: it ends in another way.
+        """
+        facts = self.wait(job)
+        if facts["JobState"] != "COMPLETED":
+            raise failure(job, facts)
+
+    def cancel(self) -> None:
+        """Cancel what has not ended, and wait for its end."""
+        for job in self.running:
+            with suppress(UsageError):
+                slurm.run("scancel", job.id)
+        self.signal, self.patience = 0, 60
+        for job in list(self.running):
+            with suppress(Failure, Interrupted, UsageError):
+                self.wait(job)
+
+    def _ask(self, job: Job) -> dict[str, str]:
+        done = None
+        with suppress(UsageError):  # Slurm is busy
+            done = slurm.run("scontrol", "show", "job", "--oneliner", job.id)
+        if not done:
+            return {}
+        if done.returncode and "Invalid job id" in done.stderr:
+            self.running.remove(job)
+            raise Failure(f"Slurm no longer knows job {job.id}")
+        facts = dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
+        if "StdOut" in facts and job.log.name == "null":
+            job.log = Path(facts["StdOut"])
+            self.logs.append(job.log)
+        return facts
+
+
+def smallest(script: str) -> list[str]:
+    """Return the options with which the job of a script is as small as it can be."""
+    lead = re.search(r"^#SBATCH --signal=\w+@(\d+)", script, re.M)
+    options = [f"--time={MINUTES + (int(lead[1]) + 59) // 60 if lead else MINUTES}"]
+    nodes = re.search(r"^#SBATCH --nodes=(\d+)", script, re.M)
+    if nodes and int(nodes[1]) > 2:
+        options += ["--nodes=2"]
+        if gpus := re.search(r"^#SBATCH (--gpus=(?:\S+:)?)(\d+)$", script, re.M):
+            options += [f"{gpus[1]}{2 * int(gpus[2]) // int(nodes[1])}"]
+    return options
+
+
+def failure(job: Job, facts: dict[str, str]) -> Failure:
+    """Return why a job failed: its first error, else its last line."""
+    lines = [LABEL.sub("", line) for line in job.said().splitlines()]
+    lines = [line for line in lines if not NOISE.match(line)]
+    error = next(filter(ERROR.match, lines), (lines or ["it said nothing"])[-1])
+    state = f"{facts['JobState']}, exit code {facts.get('ExitCode', '?')}"
+    return Failure(f"{' '.join(error.split())} ({state}; {job.log})", tail(job))
+
+
+def tail(job: Job) -> str:
+    """Return the last lines that a job said."""
+    return "\n".join(job.said().splitlines()[-40:])

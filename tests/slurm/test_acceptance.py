@@ -1,0 +1,164 @@
+"""`make acceptance` on a cluster with faults: the row of a check names each."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from renderer import render_project, shrink
+
+from .cluster import Cluster, missing, wait_for
+from .conftest import set_up
+
+CPU = "--seconds=6 --dataset=synthetic --device=cpu"
+NOTHING = "function slurm_job_modify() return slurm.SUCCESS end\n"
+ACCEPTS = "function slurm_job_submit(job) return slurm.SUCCESS end\n"
+REFUSES = """
+function slurm_job_submit(job)
+    if job.script == nil then return slurm.SUCCESS end
+    slurm.log_user("ask for a project at the desk")
+    return slurm.ERROR
+end
+"""
+FORBIDS_REQUEUE = "function slurm_job_submit(job) job.requeue = 0 return slurm.SUCCESS end\n"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Cluster]:
+    """Two nodes, and a filter that looks at each job."""
+    if reason := missing():
+        pytest.skip(reason)
+    with Cluster(nodes=2, hasty=True, job_submit=ACCEPTS + NOTHING) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project for CPU cores and for GPUs of two nodes."""
+    root = tmp_path_factory.mktemp("acceptance") / "demo"
+    shrink(render_project(root, launch_modes=["cpu", "multi_node"], gpus_per_node=1))
+    set_up(root)
+    return root
+
+
+def start(site: Cluster, root: Path, flags: str, said: IO[str]) -> subprocess.Popen[str]:
+    """Start `make acceptance` on the login node, with a process group of its own."""
+    return subprocess.Popen(
+        [*site.enter, f"--wd={root}", "--", "make", "acceptance", f"ARGS={flags}"],
+        env={**site.environment, "STEP_SECONDS": "0.05"},
+        stdout=said,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def accept(site: Cluster, root: Path, flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Run `make acceptance`; return its exit code, and result and reason of each check."""
+    with (root.parent / "said").open("w+") as said:
+        code = start(site, root, flags, said).wait(1200)
+        said.seek(0)
+        text = said.read()
+    rows = re.findall(r"^(\S.*?) +(pass|FAIL) +\d:\d\d:\d\d(?:  (.*))?$", text, re.M)
+    assert rows, text
+    (report,) = re.findall(r"to send: (\S+)", text)
+    sent = (root / report).read_text()
+    assert all(why in sent for _, _, why in rows)
+    assert not list(root.glob("runs/acceptance-*")) and not list(root.glob(".snapshots/*"))
+    assert site.run("squeue", "--noheader").stdout == ""
+    return code, {name: (result, why) for name, result, why in rows}
+
+
+def test_a_filter_that_refuses_jobs(site: Cluster, root: Path) -> None:
+    filter = site.folder / "job_submit.lua"
+    try:
+        filter.write_text(REFUSES + NOTHING)
+        code, rows = accept(site, root, CPU)
+    finally:
+        filter.write_text(ACCEPTS + NOTHING)
+    assert code
+    assert rows["train cpu"][0] == rows["check-comm"][0] == rows["trackers"][0] == "FAIL"
+    assert "sbatch refuses slurm/train_cpu.sbatch: " in rows["train cpu"][1]
+    assert "ask for a project at the desk" in rows["train cpu"][1]
+    assert rows["requeue"] == ("FAIL", "not run, as 'train multi_node' failed")
+
+
+def test_a_site_that_forbids_requeues(site: Cluster, root: Path) -> None:
+    filter = site.folder / "job_submit.lua"
+    try:
+        filter.write_text(FORBIDS_REQUEUE + NOTHING)
+        code, rows = accept(site, root, f"{CPU} --only 'stop and resume' requeue")
+    finally:
+        filter.write_text(ACCEPTS + NOTHING)
+    assert code
+    assert rows["stop and resume"][0] == "pass", rows
+    assert rows["requeue"][0] == "FAIL"
+    assert "Slurm did not confirm a requeue" in rows["requeue"][1]
+
+
+def test_an_interface_that_other_nodes_do_not_reach(site: Cluster, root: Path) -> None:
+    own = root / "slurm/site.sh"
+    text = own.read_text()
+    try:
+        own.write_text(f"{text}export GLOO_SOCKET_IFNAME=lo\n")
+        code, rows = accept(site, root, f"{CPU} --only check-comm 'train cpu'")
+    finally:
+        own.write_text(text)
+    assert code
+    assert rows["train cpu"] == ("pass", "100 steps")
+    assert rows["check-comm"][0] == "FAIL" and "can't meet the others" in rows["check-comm"][1]
+
+
+def test_a_node_without_the_gpu_that_slurm_gives(site: Cluster, root: Path) -> None:
+    """The GPUs of this cluster are none to PyTorch."""
+    flags = "--seconds=6 --dataset=synthetic --only 'doctor on nodes' 'train multi_node' requeue"
+    code, rows = accept(site, root, flags)
+    assert code
+    assert [result for result, _ in rows.values()] == ["FAIL"] * 3
+    for name in ("doctor on nodes", "train multi_node"):
+        assert "GPU" in rows[name][1] or "cuda" in rows[name][1], rows
+
+
+def test_a_job_that_never_starts(site: Cluster, root: Path) -> None:
+    """Slurm says so in the reason for which it waits."""
+    site.run("scontrol", "update", "PartitionName=main", "MaxTime=1")
+    try:
+        code, rows = accept(site, root, f"{CPU} --only 'train cpu'")
+    finally:
+        site.run("scontrol", "update", "PartitionName=main", "MaxTime=1-00:00:00")
+    assert code and rows["train cpu"][0] == "FAIL"
+    assert re.search("PartitionTimeLimit|Requested time limit", rows["train cpu"][1]), rows
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_cancels_the_jobs_of_the_checks_alone(
+    site: Cluster, root: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    other = site.run("sbatch", "--parsable", "--wrap=sleep 1000", cwd=tmp_path).stdout.strip()
+    try:
+        with (tmp_path / "said").open("w+") as said:
+            running = start(site, root, CPU, said)
+            names = ("squeue", "--noheader", "--states=running", "--format=%A %j")
+            wait_for(
+                lambda: (
+                    "train_cpu" in site.run(*names).stdout.replace("-", "_")
+                    or "demo" in site.run(*names).stdout
+                ),
+                lambda: (tmp_path / "said").read_text(),
+                0.5,
+            )
+            os.killpg(running.pid, number)
+            running.wait(300)
+            said.seek(0)
+            text = said.read()
+        assert running.returncode, text
+        left = site.run("squeue", "--noheader", "--format=%A").stdout.split()
+        assert left == [other], text
+        assert re.search(r"interrupted: cancelling \d+", text)
+        assert not list(root.glob("runs/acceptance-*"))
+    finally:
+        site.run("scancel", other)
