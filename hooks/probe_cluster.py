@@ -32,6 +32,7 @@ GIB = 1024  # MiB; Slurm counts memory in MiB
 MIN_MEMORY = 4 * GIB  # of a rank: PyTorch and a batch of data may not fit in less
 MAX_CPUS = 16  # of a rank: more CPUs seldom make data loading faster
 UNLIMITED = 10**9
+NETWORK = "/sys/class/net"
 # Part of a GPU (MIG), such as "1g.5gb" or "a100_2g.20gb". A rank of DDP needs a whole GPU.
 MIG = re.compile(r"\d+g\.\d+gb")
 UNUSABLE = {"DOWN", "DRAIN", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVALID_REG"}
@@ -502,6 +503,26 @@ def login_shell(script: str, argument: str = "") -> str:
     return ask("bash", "-lc", purge + script, argument) or ""
 
 
+def network_answer() -> Answer:
+    """Return the answer about the network of NCCL, from the interfaces of this node that are up."""
+    shown = ask("ip", "-o", "-4", "addr", "show", "up")
+    if shown is None:
+        found = [(name, "") for name in sorted(os.listdir(NETWORK)) if name != "lo" and is_up(name)]
+    else:
+        found = re.findall(r"^\d+: (\S+)\s+inet ((?!127\.)[\d.]+)", shown, re.MULTILINE)
+    said = ", ".join(" ".join(each).strip() for each in found) or "none but loopback"
+    facts = [f"network interfaces of this node: {said}", "those of compute nodes may be others"]
+    slingshot = any(name.startswith("hsn") for name, _ in found)
+    # As the pages of LUMI and Frontier say; it stands for all interfaces whose names begin so.
+    return Answer("site_script", "export NCCL_SOCKET_IFNAME=hsn" if slingshot else "", facts)
+
+
+def is_up(interface: str) -> bool:
+    """Return whether a network interface is up. Some kinds of them do not say."""
+    with open(os.path.join(NETWORK, interface, "operstate")) as state:
+        return state.read().strip() in ("up", "unknown")
+
+
 # -- the file -------------------------------------------------------------------------------------
 
 
@@ -548,6 +569,7 @@ def probe() -> str:
     if not partitions:
         sys.exit("error: Slurm shows no nodes: is its controller up? Try again, or ask your site")
     answers = job_answers(partitions, config, accounts) + environment_answers()
+    answers.append(network_answer())
     about = f"the cluster {cluster}, asked on {socket.gethostname()}, Slurm {release}"
     return text(about, answers, site_notes(config))
 

@@ -8,6 +8,7 @@ brought 20.11, Debian 13 24.11, and Debian's unstable 26.05.
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,7 +38,9 @@ EXPECTED = {
     "account": "physics",
     "qos": "gpu",
     "requeue": True,
+    "site_script": "",
 }
+SLINGSHOT = "export NCCL_SOCKET_IFNAME=hsn"
 Ask = Callable[..., tuple[str, dict[str, object]]]
 
 
@@ -227,6 +230,52 @@ def test_a_user_whom_the_accounting_does_not_know(ask: Ask) -> None:
     assert "# sacctmgr lists none of yours: ask your site whether jobs need an account\n" in written
 
 
+INTERFACES = """\
+1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
+2: eth0    inet 10.1.0.4/16 brd 10.1.255.255 scope global eth0\\       valid_lft forever
+5: hsn0    inet 10.253.1.4/16 metric 1000 brd 10.253.255.255 scope global hsn0\\       valid_lft
+6: hsn1    inet 10.253.1.5/16 metric 1000 brd 10.253.255.255 scope global hsn1\\       valid_lft
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "interfaces", "script"),
+    [
+        (INTERFACES, "eth0 10.1.0.4, hsn0 10.253.1.4, hsn1 10.253.1.5", SLINGSHOT),
+        (INTERFACES.replace("hsn", "ib"), "eth0 10.1.0.4, ib0 10.253.1.4, ib1 10.253.1.5", ""),
+        (INTERFACES.partition("2:")[0], "none but loopback", ""),
+    ],
+)
+def test_the_network_of_nccl(
+    ask: Ask, tmp_path: Path, render: Renderer, shown: str, interfaces: str, script: str
+) -> None:
+    ip = tmp_path / "bin/ip"
+    ip.write_text(f"#!/bin/sh\ncat <<'END'\n{shown}END\n")
+    ip.chmod(0o755)
+    written, answers = ask("24.11")
+    facts = (
+        f"# network interfaces of this node: {interfaces}\n# those of compute nodes may be others\n"
+    )
+    assert facts + f'site_script: "{script}"\n' in written
+    assert answers["site_script"] == script
+    assert script in render(answers)["slurm/site.sh"]
+
+
+def test_the_network_without_ip(ask: Ask, tmp_path: Path) -> None:
+    """As where it is not in the PATH of users."""
+    ip = tmp_path / "bin/ip"
+    ip.write_text("#!/bin/sh\nexit 127\n")
+    ip.chmod(0o755)
+    written, _ = ask("24.11")
+    found = re.search("# network interfaces of this node: (.*)\n", written)
+    up = [
+        path.name
+        for path in Path("/sys/class/net").iterdir()
+        if path.name != "lo" and (path / "operstate").read_text() != "down\n"
+    ]
+    assert found and found[1] == (", ".join(sorted(up)) or "none but loopback")
+
+
 def test_an_empty_value_does_not_swallow_the_next_line(ask: Ask) -> None:
     written, _ = ask("24.11", ("\nPreemptMode", "\nPowerPlugin             = \nPreemptMode"))
     assert "PreemptMode REQUEUE" in written
@@ -406,3 +455,19 @@ def test_a_site_is_written_whole_or_not_at_all(
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert error in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_site(tmp_path: Path) -> None:
+    (tmp_path / "answers.yml").write_text("partition: gpu\n")
+    probe = (sys.executable, PROBE, "--site", "new", "answers.yml")
+    done = subprocess.run(
+        # A limit of the size of files stands in for the disk.
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *probe],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    said = f"error: {tmp_path}/new cannot be written (File too large): name another folder\n"
+    assert done.stderr == said
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.yml"]

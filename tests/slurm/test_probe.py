@@ -60,6 +60,7 @@ def test_gpus_and_two_partitions(cluster: Cluster, tmp_path: Path) -> None:
         "time_limit": "01:00:00",
         "requeue": True,
         "modules": "",
+        "site_script": "",
     }
     for fact in (
         "# Answers about the cluster test, asked on login, Slurm ",
