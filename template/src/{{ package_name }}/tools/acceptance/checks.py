@@ -16,7 +16,11 @@ from .. import program
 from .jobs import Failure, Job, Jobs, failure
 
 MODES = ("cpu", "single_node", "multi_node")
-FACTS: dict[str, Any] = {"trained_seconds": float, "parameters_sha256": str, "resumed_from_step": int | None}
+FACTS: dict[str, Any] = {
+    "trained_seconds": float,
+    "parameters_sha256": str,
+    "resumed_from_step": int | None,
+}
 
 
 class Check(NamedTuple):
