@@ -89,6 +89,16 @@ BAD: dict[str, list[Any]] = {
         "-n 4",
         "--exclude=n[1-2]",
     ],
+    "site_script": [
+        *[
+            "#SBATCH --time=1",
+            "export A=1\n  #SBATCH --mem=0",
+            "export WANDB_API_KEY=x",
+            "secret=1",
+        ],
+        *["exit 1", "export A=1\nreturn", "exec bash", "set -eu", "export A='x", 'export A="x'],
+        *["a\r\nb", "a\0b", "a\u200bb", LONG, ["export A=1"]],
+    ],
     "task_options": ["both", "srun"],
     "memory_scope": ["gpu"],
     "gpu_request": ["gpu"],

@@ -38,6 +38,7 @@ TYPED = {
     "sbatch_options": ("--account=a", "answer account", ""),
     "cpu_sbatch_options": ("--array=1", "only at each submit", ""),
     "srun_options": ("--wait=0", "the scripts set it", ""),
+    "site_script": ("exit 1", "exit, exec and set -e end jobs", ""),
     "modules": ("cuda 12", "one on each line, such as cuda/12.4", "cuda/12.4"),
     "container_image": ("torch.sif", "path such as", ""),
     "container_base_image": ("docker://python", "such as python:3.12-slim", "debian:13"),
