@@ -358,3 +358,14 @@ def test_what_a_validator_refuses_is_refused_in_the_settings(
     settings(**{name: value})
     with pytest.raises(ValueError, match=name):
         render({})
+
+
+@pytest.mark.parametrize("preset", sorted(TEMPLATE.glob("sites/*.yml")), ids=lambda path: path.stem)
+def test_a_preset_in_the_settings_is_as_good_as_a_data_file(
+    render: Renderer, settings: Callable[..., None], preset: Path
+) -> None:
+    """Also its lines of shell, though Copier renders what is in the settings."""
+    answers = yaml.safe_load(preset.read_text("utf-8"))
+    expected = render(answers)
+    settings(**answers)
+    assert render({}) == expected
