@@ -254,7 +254,7 @@ def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Plac
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        ("allocation failure: Invalid qos", "sbatch: error: 1\nallocation failure: Invalid qos"),
+        ("sbatch: error: Ask.; allocation failure", "sbatch: error: Ask.\nallocation failure"),
         (r"\x1b[31mDOWN", "\033[31mDOWN"),
         ("(no output)", ""),
     ],

@@ -27,6 +27,12 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
         ) from None
 
 
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return on one line what sbatch says on stderr: a site's own filter may say why it refuses."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return "; ".join(line for line in lines if not line.startswith("Try ")) or "(no output)"
+
+
 def ask(*command: str, **env: str) -> str:
     """Return what a command of Slurm prints.
 

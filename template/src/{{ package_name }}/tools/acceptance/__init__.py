@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         jobs.cancel()
         shutil.rmtree(folder, ignore_errors=True)
-        forget_code(before)
+        forget(jobs.ids, before)
     say(f"\n{passed} of {len(checks)} passed; to send: {report}")
     return int(passed < len(checks))
 
@@ -112,9 +112,13 @@ def describe() -> Iterator[str]:
     yield ", ".join(f"{name} {answers[name]}" for name in names if name in answers)
 
 
-def forget_code(before: set[Path]) -> None:
-    """Remove the snapshots of the code that came meanwhile, unless a job uses them."""
-    used = {link.resolve() for link in Path("logs").glob("code-*")}
+def forget(ids: Sequence[str], before: set[Path]) -> None:
+    """Remove what jobs that were killed left in logs/, and the snapshots of the code that came."""
+    files = ("code-{}", "died-{}", "bad-nodes-{}", "failed-{}-*")
+    names = [name.format(each) for each in ids for name in files]
+    for path in (path for name in names for path in Path("logs").glob(name)):
+        path.unlink(missing_ok=True)
+    used = {link.resolve() for link in Path("logs").glob("code-*")}  # by other jobs
     for folder in set(Path(".snapshots").glob("*")) - before:
         if folder.resolve() not in used:
             shutil.rmtree(folder, ignore_errors=True)

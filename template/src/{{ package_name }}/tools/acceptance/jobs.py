@@ -56,13 +56,15 @@ class Jobs:
         patience: seconds that a job may take, with its time in the queue.
 
     Attributes:
-        logs: of all jobs.
+        running: those that may not have ended.
+        logs, ids: of all jobs.
     """
 
     def __init__(self, patience: float) -> None:
         self.patience, self.signal = patience, 0
         self.running: list[Job] = []
         self.logs: list[Path] = []
+        self.ids: list[str] = []
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: the next look at a job raises Interrupted."""
@@ -81,10 +83,10 @@ class Jobs:
         command = ("sbatch", "--parsable", *few, *options, script, *arguments)
         done = slurm.run(*command, **variables)
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
-            raise Failure(f"sbatch refuses {script}: {(said or ['(no output)'])[-1]}", done.stderr)
+            raise Failure(f"sbatch refuses {script}: {slurm.said(done)}")
         job = Job(done.stdout.strip().partition(";")[0])
         self.running.append(job)
+        self.ids.append(job.id)
         return job
 
     def wait(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engine.ranks.slurm_commands import run
+from ...engine.ranks.slurm_commands import run, said
 from .findings import Finding
 
 # The lines that find the interpreter or the image.
@@ -89,9 +89,7 @@ def _start(job: Script) -> Finding:
 def _submission(path: Path) -> Finding:
     """Pass on what Slurm says to a script."""
     answer = run("sbatch", "--test-only", str(path))
-    # sbatch --test-only writes its answer to stderr, also if it accepts the script.
-    said = [line for line in answer.stderr.splitlines() if line and not line.startswith("Try ")]
-    line = (said or ["(no output)"])[-1]
+    line = said(answer)  # sbatch --test-only writes to stderr, also if it accepts the script
     if answer.returncode:
         cure = "change its #SBATCH lines"
         if "requeue=expedite" in path.read_text("utf-8") and re.search("requeue|not supp", line):
