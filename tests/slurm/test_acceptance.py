@@ -3,14 +3,18 @@
 import re
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import pexpect
 import psutil
 import pytest
-from renderer import render_project, shrink
+from renderer import TEMPLATE, copy_template, render_project, shrink
 
+from . import modules
 from .cluster import Cluster, missing, wait_for
 from .conftest import set_up
 
@@ -70,6 +74,48 @@ def accept(site: Cluster, root: Path, flags: str) -> tuple[int, dict[str, tuple[
     assert not list(root.glob("runs/acceptance-*")) and not list(root.glob(".snapshots/*"))
     assert site.run("squeue", "--noheader").stdout == ""
     return code, {name: (result, why) for name, result, why in rows}
+
+
+def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
+    """As docs/for-support-teams.md says: probe, module, `copier copy`, `make acceptance`."""
+    system = "environment-modules"
+    if reason := missing() or modules.missing(system):
+        pytest.skip(reason)
+    template = copy_template(tmp_path / "template")
+    probe = f"python3 {TEMPLATE}/hooks/probe_cluster.py"
+    made = f"{probe} cluster.yml && {probe} --site site --template {template} cluster.yml"
+    use = "module use site/modulefiles && module load slurm-ddp"
+    copier = Path(sys.executable).with_name("copier")
+    (tmp_path / "system").mkdir()
+    with (
+        Cluster(nodes=2, hasty=True, gpus=1, cores=4) as cluster,
+        modules.installed(cluster, system, tmp_path / "system"),
+    ):
+        cluster.run(
+            "bash",
+            "-lc",
+            f"{made} && echo '  trackers: [tensorboard]' >> site/settings.yml",
+            cwd=tmp_path,
+        )
+        login = [*cluster.enter, f"--wd={tmp_path}", "--", "bash", "-lc"]
+        command = [*login, f"{use} && {copier} copy $SLURM_DDP_TEMPLATE demo"]
+        terminal = pexpect.spawn(
+            command[0], command[1:], env=cluster.environment, timeout=60, encoding="utf-8"
+        )
+        for word, answer in (("title", "Demo"), ("charged", ""), ("replace", "")):
+            terminal.expect(word)
+            time.sleep(0.5)  # until it reads the keys
+            terminal.send(f"{answer}\r")
+        said = terminal.read()
+        assert "Your project is ready" in said, said
+        root = shrink(tmp_path / "demo")
+        set_up(root)
+        code, rows = accept(cluster, root, CPU)
+    assert code == 0 and {result for result, _ in rows.values()} == {"pass"}, rows
+    trained = [name for name in rows if name.startswith("train ")]
+    assert trained == ["train cpu", "train single_node", "train multi_node"]
+    for name in ("stop and resume", "requeue"):
+        assert rows[name][1].endswith("and ended with the same parameters")
 
 
 def test_a_filter_that_refuses_jobs(site: Cluster, root: Path) -> None:
