@@ -33,11 +33,13 @@ OFFLINE = {
     "UV_NO_BUILD_ISOLATION": "1",
 }
 TRAIN = "ARGS=--dataset=synthetic --trackers=none --max-steps=2"
-# What these two do depends on the machine; tests/run/test_data.py and test_doctor.py say how.
+# What these three do depends on the machine: see test_data.py, test_doctor.py and, for acceptance,
+# tests/slurm/test_acceptance.py.
 ARGUMENTS = {
     "train": (TRAIN,),
     "data": ("ARGS=--help",),
     "doctor": ("ARGS=--help",),
+    "acceptance": ("ARGS=--help",),
     "pack": ("DATA=configs",),
 }
 # Builds the metadata of each project that is named, as pip does.
