@@ -28,6 +28,7 @@ UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt")
 # What is the user's from the first day on.
 OWN = (
     "configs/train.yaml",
+    "slurm/site.sh",
     *(f"src/demo/{name}.py" for name in ("model", "data", "figures", "settings")),
 )
 
@@ -166,6 +167,33 @@ def test_edits_are_kept(project: Path) -> None:
     assert not [
         name for name, text in updated.items() if "\n<<<<<<< " in text or name.endswith(".rej")
     ]
+
+
+def test_new_lines_for_a_site_are_told_once(releases: Path, tmp_path: Path) -> None:
+    """The file is the user's: Copier prints what the preset of the site has now."""
+    first, second = "export A=1\nexport B=2", 'if [[ $A == "1" ]]; then\n    export C=3\nfi'
+    project = start(releases, tmp_path / "project", ANSWERS | {"site_script": first})
+    site = project / "slurm/site.sh"
+    text = site.read_text()
+    assert f"\n{first}\n" in text
+
+    def told(*data: str) -> str:
+        if git(project, "status", "--short"):
+            commit(project, "Ours")
+        command = (sys.executable, "-m", "copier", "update", "--defaults", *data)
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert site.read_text() == text and not git(project, "status", "--short", "slurm/site.sh")
+        return done.stderr.partition("slurm/site.sh is yours")[2]
+
+    assert told() == ""
+    site.write_text(text := f"{text}export MINE=1\n")
+    said = told(f"--data=site_script={second}")
+    assert '    if [[ $A == "1" ]]; then\n        export C=3\n    fi\n' in said
+    assert told(f"--data=site_script={second}") == ""
+    assert told("--data=site_script=") == ""
+    recorded = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    assert "former_site_script" not in recorded
 
 
 def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
