@@ -320,7 +320,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"scripts/template.sh"}
     if a["pre_commit"]:
         files |= {".pre-commit-config.yaml"}
-    if a["author_name"] != f"{a['project_name']} contributors":
+    if not a["author_name"].endswith(" contributors"):
         files |= {"CITATION.cff"}
     return files
 
