@@ -13,7 +13,9 @@ from ...engine.ranks import slurm_commands as slurm
 
 POLL = 2  # seconds between two looks at a job
 MINUTES = 15  # the time limit of a job, without the time before its signal
-ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
+# States of a job that has ended. GONE: Slurm has forgotten it, which takes minutes.
+ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE"}
+ENDED |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 # Reasons for which a job would wait forever.
 HOPELESS = re.compile(r"Bad|Invalid|Partition(Config|NodeLimit|TimeLimit)|NeverSatisfied|[Hh]eld")
 LABEL = re.compile(r"^\d+: (\d\d:\d\d:\d\d \[rank \d+\] )?")  # of srun, and of a rank
@@ -95,14 +97,14 @@ class Jobs:
         """Wait until a job has ended, or something holds; return what Slurm says of it.
 
         Raises:
-            Failure: it will never start, Slurm forgot it, or it takes too long.
+            Failure: it will never start, or takes too long.
             Interrupted: a signal came.
         """
         deadline, shown = time.monotonic() + self.patience, ""
         while True:
             facts = self._ask(job)
             state, reason = facts.get("JobState", ""), facts.get("Reason", "")
-            if state in ENDED.split():
+            if state in ENDED:
                 self.running.remove(job)
                 return facts
             if until(facts):
@@ -136,14 +138,15 @@ class Jobs:
             raise failure(job, facts)
 
     def cancel(self) -> None:
-        """Cancel what has not ended, and wait for its end."""
+        """Cancel what has not ended, and wait until it has, for a minute at most."""
         for job in self.running:
             with suppress(UsageError):
                 slurm.run("scancel", job.id)
-        self.signal, self.patience = 0, 60
-        for job in list(self.running):
-            with suppress(Failure, Interrupted, UsageError):
-                self.wait(job)
+        until = time.monotonic() + 60
+        while self.running and time.monotonic() < until:
+            ended = [job for job in self.running if self._ask(job).get("JobState", "") in ENDED]
+            self.running = [job for job in self.running if job not in ended]
+            time.sleep(POLL * bool(self.running))
 
     def _ask(self, job: Job) -> dict[str, str]:
         done = None
@@ -152,8 +155,7 @@ class Jobs:
         if not done:
             return {}
         if done.returncode and "Invalid job id" in done.stderr:
-            self.running.remove(job)
-            raise Failure(f"Slurm no longer knows job {job.id}")
+            return {"JobState": "GONE"}
         facts = dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
         if "StdOut" in facts and job.log.name == "null":
             job.log = Path(facts["StdOut"])
