@@ -307,3 +307,11 @@ def test_doctor_looks_at_the_image(project: Project, commands: Path, tmp_path: P
         site.write_text(text)
     assert job.state == "COMPLETED", job.log
     assert "ok       packages     all " in job.log and "/opt/env/bin/python" in job.log
+
+
+def test_the_checks_of_a_cluster_run_in_the_image(project: Project) -> None:
+    command = (".venv/bin/python", "-m", "demo", "acceptance", "--dataset=synthetic")
+    done = on_login(project, *command, "--only", "image", "train cpu")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^image +pass .* container/image.sif is there$", done.stdout, re.M)
+    assert re.search(r"^train cpu +pass .* 100 steps$", done.stdout, re.M)
