@@ -21,15 +21,18 @@ def jobs(project: Path) -> ModuleType:
 def test_what_it_does_not_know_is_refused(project: Path, tmp_path: Path) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho ran > ran\n")
     (tmp_path / "sbatch").chmod(0o755)
-    for path, flags, said in (
+    other = {"SBATCH_CLUSTERS": "other"}
+    for path, flags, said, *env in (
         ("", [], "error: sbatch is not here: run this on a login node of a Slurm cluster"),
         (str(tmp_path), ["--only", "train"], "error: --only train: no such check; there are "),
         (str(tmp_path), ["--lr=fast"], "lr"),
+        (str(tmp_path), ["--wait=nan"], "argument --wait: invalid positive value: 'nan'"),
+        (str(tmp_path), [], "error: jobs would go to other: unset SBATCH_CLUSTERS", other),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "demo", "acceptance", *flags],
             cwd=project,
-            env={**clean_environment(project), "PATH": path},
+            env={**clean_environment(project), "PATH": path, **(env[0] if env else {})},
             capture_output=True,
             text=True,
         )
@@ -48,8 +51,17 @@ def test_what_it_does_not_know_is_refused(project: Path, tmp_path: Path) -> None
     ],
 )
 def test_jobs_are_small(jobs: ModuleType, lines: list[str], options: list[str]) -> None:
-    script = "".join(f"#SBATCH {line}\n" for line in ["--time=2-00:00:00", *lines])
+    script = "".join(f"#SBATCH {line}\n" for line in ["--time=2-00", *lines])
     assert jobs.smallest(f"#!/bin/bash -l\n{script}srun true\n") == options
+
+
+@pytest.mark.parametrize("limit", ["5", "15:00", "00:10:00", "0-00:14", "0-00:15:00"])
+def test_no_job_gets_more_time_than_its_script_asks_for(jobs: ModuleType, limit: str) -> None:
+    """Which may be what the partition allows."""
+    assert jobs.smallest(f"#SBATCH --time={limit}\n") == []
+    assert jobs.smallest("#SBATCH --time=00:15:01\n") == []
+    for longer in ("16", "16:00", "01:00:00", "1-0", "0-00:16", "UNLIMITED"):
+        assert jobs.smallest(f"#SBATCH --time={longer}\n") == ["--time=15"]
 
 
 @pytest.mark.parametrize(

@@ -49,29 +49,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def start(site: Cluster, root: Path, flags: str, said: IO[str]) -> subprocess.Popen[str]:
+def start(
+    site: Cluster, root: Path, flags: str, said: IO[str], **env: str
+) -> subprocess.Popen[str]:
     """Start `make acceptance` on the login node."""
     return subprocess.Popen(
         [*site.enter, f"--wd={root}", "--", "make", "acceptance", f"ARGS={flags}"],
-        env={**site.environment, "STEP_SECONDS": "0.05"},
+        env={**site.environment, "STEP_SECONDS": "0.05", **env},
         stdout=said,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def accept(site: Cluster, root: Path, flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
+def accept(
+    site: Cluster, root: Path, flags: str, **env: str
+) -> tuple[int, dict[str, tuple[str, str]]]:
     """Run `make acceptance`; return its exit code, and result and reason of each check."""
     with (root.parent / "said").open("w+") as said:
-        code = start(site, root, flags, said).wait(1200)
+        code = start(site, root, flags, said, **env).wait(1200)
         said.seek(0)
         text = said.read()
     rows = re.findall(r"^(\S.*?) +(pass|FAIL) +\d:\d\d:\d\d(?:  (.*))?$", text, re.M)
     assert rows, text
     (report,) = re.findall(r"to send: (\S+)", text)
     sent = (root / report).read_text()
-    assert all(why in sent for _, _, why in rows)
-    assert not list(root.glob("runs/acceptance-*")) and not list(root.glob(".snapshots/*"))
+    assert all(result in sent for _, result, _ in rows)
+    left = [path.name for path in root.glob("logs/*") if not path.name.startswith("acceptance-")]
+    assert not list(root.glob("runs/acceptance-*")) and set(left) <= {".gitkeep"}
     assert site.run("squeue", "--noheader").stdout == ""
     return code, {name: (result, why) for name, result, why in rows}
 
@@ -145,6 +150,22 @@ def test_a_site_that_forbids_requeues(site: Cluster, root: Path) -> None:
     assert "Slurm did not confirm a requeue" in rows["requeue"][1]
 
 
+def test_the_file_to_send_has_no_secrets(site: Cluster, root: Path) -> None:
+    """Not those that slurm/site.sh alone sets; and a user's own log is left alone."""
+    own, mine = root / "slurm/site.sh", root / "mine.log"
+    text = own.read_text()
+    mine.write_text("mine\n")
+    try:
+        own.write_text(f"{text}export A_KEY='very-secret'\nfail \"boom $A_KEY \\e[31m\"\n")
+        code, rows = accept(site, root, f"{CPU} --only 'train cpu'", SBATCH_OUTPUT=str(mine))
+    finally:
+        own.write_text(text)
+    assert code and rows["train cpu"][1].startswith("error: boom ")
+    sent = max(root.glob("logs/acceptance-*.txt")).read_text()
+    assert "error: boom <A_KEY>" in sent and "very-secret" not in sent
+    assert mine.read_text() == "mine\n"
+
+
 def test_an_interface_that_other_nodes_do_not_reach(site: Cluster, root: Path) -> None:
     own = root / "slurm/site.sh"
     text = own.read_text()
@@ -179,27 +200,40 @@ def test_a_job_that_never_starts(site: Cluster, root: Path) -> None:
     assert re.search(r"\(Partition\w+\), and would wait forever", rows["train cpu"][1]), rows
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [(signal.SIGINT, "doctor"), (signal.SIGINT, "job"), (signal.SIGHUP, "job")],
+)
 def test_ctrl_c_cancels_the_jobs_of_the_checks_alone(
-    site: Cluster, root: Path, tmp_path: Path, number: signal.Signals
+    site: Cluster, root: Path, tmp_path: Path, number: signal.Signals, when: str
 ) -> None:
+    """Or the end of the terminal: as a terminal does, to make and to what it started."""
     other = site.run("sbatch", "--parsable", "--wrap=sleep 1000", cwd=tmp_path).stdout.strip()
+    queue = ("squeue", "--noheader", "--format=%A")
     try:
         with (tmp_path / "said").open("w+") as said:
             running = start(site, root, CPU, said)
-            squeue = ("squeue", "--noheader", "--format=%A")
-            wait_for(lambda: len(site.run(*squeue).stdout.split()) > 1, lambda: said.name, 0.5)
-            # As a terminal does: to make and to what it started.
-            for process in psutil.Process(running.pid).children(recursive=True):
-                if process.name() in ("make", "python"):
-                    process.send_signal(number)
+            started = psutil.Process(running.pid)
+
+            def processes() -> list[psutil.Process]:
+                found = started.children(recursive=True)
+                return [each for each in found if each.name() in ("make", "python")]
+
+            def is_time() -> bool:
+                if when == "job":
+                    return len(site.run(*queue).stdout.split()) > 1
+                return len(processes()) == 3 and "doctor" in processes()[-1].cmdline()
+
+            wait_for(is_time, lambda: said.name, 0.2)
+            for process in processes():
+                process.send_signal(number)
             running.wait(300)
             said.seek(0)
             text = said.read()
         assert running.returncode, text
-        left = site.run(*squeue).stdout.split()
-        assert left == [other], text
-        assert re.search(r"interrupted: cancelling \d+", text)
-        assert not list(root.glob("runs/acceptance-*"))
+        assert site.run(*queue).stdout.split() == [other], text
+        cancelled = "no job" if when == "doctor" else r"\d+"
+        assert re.search(f"interrupted: cancelling {cancelled}\n", text)
+        assert not list(root.glob("runs/acceptance-*")) and "FAIL" not in text
     finally:
         site.run("scancel", other)

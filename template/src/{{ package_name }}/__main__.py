@@ -141,7 +141,8 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     except SystemExit as leaving:
         # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
         if leaving.code not in (None, 0, 75):
-            errors.note_failure(str(leaving.code))
+            said = leaving.code if isinstance(leaving.code, str) else ""
+            errors.note_failure(said.partition("\n")[0])
         raise
     except KeyboardInterrupt:  # outside a training, which saves first
         sys.exit(128 + signal.SIGINT)
@@ -150,16 +151,17 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     except Exception as error:
         code = errors.LostRankError.EXIT_CODE if isinstance(error, errors.LostRankError) else 1
         text = "".join(traceback.format_exception(error))
+        first = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
         if isinstance(error, errors.UsageError):
-            text = f"error: {errors.printable(str(error))}"
+            first = text = f"error: {errors.printable(str(error))}"
         elif isinstance(error, ModuleNotFoundError):
             place = traceback.extract_tb(error.__traceback__)[-1]
-            text = (
+            first = text = (
                 f"error: there is no module {error.name} ({place.filename}, line {place.lineno}): "
                 "if the project needs it, run 'make clean-env setup'"
             )
         if code == 1:
-            errors.note_failure(text.splitlines()[-1])
+            errors.note_failure(first)
         print(errors.printable_lines(text), file=sys.stderr, flush=True)
         sys.stdout.flush()
         # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.

@@ -47,7 +47,7 @@ def note_failure(error: str) -> None:
     if os.environ.get("FAILURE_FILE") and "SWEEP_TRIAL" not in os.environ:
         path = Path(os.environ["FAILURE_FILE"])
         with suppress(OSError), path.open("x", encoding="utf-8") as file:
-            file.write(f"{printable(error)}\n")
+            file.write(f"{printable(error)[:1000]}\n")  # bash looks for it in the log
     if not is_rank_0():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         time.sleep(3)

@@ -4,24 +4,34 @@ It submits the project's own scripts, one after the other, each with few nodes a
 """
 
 import argparse
+import os
 import platform
+import re
 import shlex
 import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from ...engine.config import read_yaml
-from ...engine.errors import UsageError, printable, say, without_secrets
+from ...engine.errors import (
+    SECRET,
+    UsageError,
+    printable,
+    printable_lines,
+    say,
+    without_secrets,
+)
 from ...engine.ranks import slurm_commands as slurm
 from ...settings import Settings
 from .. import program
 from ..text import duration
 from .checks import Check, Checks
-from .jobs import Failure, Interrupted, Jobs
+from .jobs import Failure, Interrupted, Job, Jobs
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,23 +51,28 @@ def main(argv: Sequence[str]) -> int:
     )
     seconds, wait = "how long the training takes that is stopped", "until a job must have ended"
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="names of the checks")
-    parser.add_argument("--seconds", type=float, default=60, help=f"{seconds} (%(default)s)")
-    parser.add_argument("--wait", type=float, default=60, help=f"minutes {wait} (%(default)s)")
+    parser.add_argument("--seconds", type=positive, default=60, help=f"{seconds} (%(default)s)")
+    parser.add_argument("--wait", type=positive, default=60, help=f"minutes {wait} (%(default)s)")
     flags, train = parser.parse_known_args(argv)
     settings = Settings.parse(train, "acceptance")
     if not shutil.which("sbatch"):
         raise UsageError("sbatch is not here: run this on a login node of a Slurm cluster")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(settings.run_root, f"acceptance-{stamp}").absolute()
-    jobs = Jobs(60 * flags.wait)
+    if clusters := os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS"):
+        raise UsageError(f"jobs would go to {clusters}: unset SBATCH_CLUSTERS and SLURM_CLUSTERS")
+    name = f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(settings.run_root, name).absolute()
+    jobs = Jobs(60 * flags.wait, f"logs/{name}-%j.out")
     known = list(Checks(settings, train, jobs, folder, flags.seconds))
     checks = [each for each in known if each.name in (flags.only or [each.name])]
     if unknown := set(flags.only) - {each.name for each in known}:
         names = shlex.join(each.name for each in known)
         raise UsageError(f"--only {shlex.join(unknown)}: no such check; there are {names}")
-    for number in (signal.SIGINT, signal.SIGTERM):
+    if not checks:
+        raise UsageError("there is no batch script in slurm/: run this in the project's root")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, jobs.interrupt)
-    before, report = set(Path(".snapshots").glob("*")), Path("logs", f"acceptance-{stamp}.txt")
+    report = Path("logs", f"{name}.txt")
+    report.parent.mkdir(exist_ok=True)
     try:
         passed = run(checks, jobs, report)
     except Interrupted:
@@ -66,7 +81,8 @@ def main(argv: Sequence[str]) -> int:
     finally:
         jobs.cancel()
         shutil.rmtree(folder, ignore_errors=True)
-        forget(jobs.ids, before)
+        for job in jobs.all:
+            forget(job)
     say(f"\n{passed} of {len(checks)} passed; to send: {report}")
     return int(passed < len(checks))
 
@@ -77,24 +93,36 @@ def run(checks: Sequence[Check], jobs: Jobs, report: Path) -> int:
     The logs of what passed are removed.
     """
     passed, logs = 0, list[str]()
+    learn_secrets(Path("slurm/site.sh"))
     rows = [*describe(), "", row("check", "result", "time", "")]
     say("\n".join(rows))
     for check in checks:
-        began, result, log = time.monotonic(), "FAIL", ""
-        jobs.logs.clear()
+        began, result, log, earlier = time.monotonic(), "FAIL", "", len(jobs.all)
         try:
             why, result = check.run(), "pass"
             passed += 1
-            for path in jobs.logs:
-                path.unlink(missing_ok=True)
+            for job in jobs.all[earlier:]:
+                job.log.unlink(missing_ok=True)
         except (Failure, UsageError) as failure:
+            jobs.check()
             why, log = str(failure), getattr(failure, "log", "")
             jobs.cancel()
         rows.append(row(check.name, result, duration(time.monotonic() - began), why))
         say(rows[-1])
         logs += [f"\n== {check.name} ==\n{log}"] * bool(log)
-        report.write_text(without_secrets("\n".join([*rows, *logs])) + "\n", encoding="utf-8")
+        text = printable_lines(without_secrets("\n".join([*rows, *logs])))
+        report.write_text(f"{text}\n", encoding="utf-8")
     return passed
+
+
+def learn_secrets(script: Path) -> None:
+    """Let `without_secrets` know those that a script sets for the jobs alone."""
+    with suppress(OSError):
+        for name, value in re.findall(
+            r"(\w+)=[\"']?([^\s\"';]+)", script.read_text("utf-8", "replace")
+        ):
+            if SECRET.search(name):
+                os.environ.setdefault(name, value)
 
 
 def row(name: str, result: str, seconds: str, why: str) -> str:
@@ -112,13 +140,15 @@ def describe() -> Iterator[str]:
     yield ", ".join(f"{name} {answers[name]}" for name in names if name in answers)
 
 
-def forget(ids: Sequence[str], before: set[Path]) -> None:
-    """Remove what jobs that were killed left in logs/, and the snapshots of the code that came."""
-    files = ("code-{}", "died-{}", "bad-nodes-{}", "failed-{}-*")
-    names = [name.format(each) for each in ids for name in files]
-    for path in (path for name in names for path in Path("logs").glob(name)):
+def forget(job: Job) -> None:
+    """Remove what a job that was killed leaves in logs/."""
+    names = ("code-{}", "died-{}", "bad-nodes-{}", "failed-{}-*")
+    for path in (path for name in names for path in Path("logs").glob(name.format(job.id))):
         path.unlink(missing_ok=True)
-    used = {link.resolve() for link in Path("logs").glob("code-*")}  # by other jobs
-    for folder in set(Path(".snapshots").glob("*")) - before:
-        if folder.resolve() not in used:
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+def positive(text: str) -> float:
+    """Return a number above 0; raise ValueError if a text is none."""
+    if not 0 < float(text) < float("inf"):
+        raise ValueError
+    return float(text)

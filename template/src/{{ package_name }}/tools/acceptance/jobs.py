@@ -17,7 +17,10 @@ MINUTES = 15  # the time limit of a job, without the time before its signal
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE"}
 ENDED |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 # Reasons for which a job would wait forever.
-HOPELESS = re.compile(r"Bad|Invalid|Partition(Config|NodeLimit|TimeLimit)|NeverSatisfied|[Hh]eld")
+HOPELESS = re.compile(
+    "Bad|Invalid|NotAllowed|MaxWallDuration|NeverSatisfied|ReservationDeleted|[Hh]eld"
+    "|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
+)
 LABEL = re.compile(r"^\d+: (\d\d:\d\d:\d\d \[rank \d+\] )?")  # of srun, and of a rank
 NOISE = re.compile(r"srun: |slurmstepd: |scancel: |\s*$")
 ERROR = re.compile(
@@ -39,10 +42,10 @@ class Interrupted(Exception):
 
 @dataclass
 class Job:
-    """A job that was submitted, with its log once Slurm names it."""
+    """A job that was submitted, and its log."""
 
     id: str
-    log: Path = Path("/dev/null")
+    log: Path
 
     def said(self) -> str:
         """Return what the job said."""
@@ -56,21 +59,25 @@ class Jobs:
 
     Args:
         patience: seconds that a job may take, with its time in the queue.
+        log: where jobs write, with %j for the number.
 
     Attributes:
-        running: those that may not have ended.
-        logs, ids: of all jobs.
+        running: those that may not have ended. all: every job.
     """
 
-    def __init__(self, patience: float) -> None:
-        self.patience, self.signal = patience, 0
+    def __init__(self, patience: float, log: str) -> None:
+        self.patience, self.log, self.signal = patience, log, 0
         self.running: list[Job] = []
-        self.logs: list[Path] = []
-        self.ids: list[str] = []
+        self.all: list[Job] = []
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: the next look at a job raises Interrupted."""
+        """Handle a signal: the next `check` raises Interrupted."""
         self.signal = number
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal came."""
+        if self.signal:
+            raise Interrupted(self.signal)
 
     def submit(
         self, script: str, *arguments: str, options: tuple[str, ...] = (), env: str = ""
@@ -79,16 +86,29 @@ class Jobs:
 
         Raises:
             Failure: Slurm refuses it.
+            Interrupted: a signal came.
         """
+        self.check()
         few = smallest(Path(script).read_text("utf-8"))
         variables = dict([env.split("=")]) if env else {}
-        command = ("sbatch", "--parsable", *few, *options, script, *arguments)
+        command = (
+            "sbatch",
+            "--parsable",
+            f"--output={self.log}",
+            *few,
+            *options,
+            script,
+            *arguments,
+        )
         done = slurm.run(*command, **variables)
         if done.returncode:
             raise Failure(f"sbatch refuses {script}: {slurm.said(done)}")
-        job = Job(done.stdout.strip().partition(";")[0])
+        number = re.search(r"^(\d+)(;\S+)?\s*\Z", done.stdout, re.M)  # a cluster may follow
+        if not number:
+            raise Failure(f"sbatch printed no number of a job but {done.stdout.strip()!r}")
+        job = Job(number[1], Path(self.log.replace("%j", number[1])))
         self.running.append(job)
-        self.ids.append(job.id)
+        self.all.append(job)
         return job
 
     def wait(
@@ -119,13 +139,8 @@ class Jobs:
             if state == "PENDING" and reason not in ("", "None", shown):
                 say(f"    {said}")
                 shown = reason
-            self.pause()
-
-    def pause(self) -> None:
-        """Wait for the next look at a job; raise Interrupted if a signal came."""
-        time.sleep(POLL * (not self.signal))
-        if self.signal:
-            raise Interrupted(self.signal)
+            self.check()
+            time.sleep(POLL)
 
     def finish(self, job: Job) -> None:
         """Wait for the end of a job that is to end well.
@@ -156,23 +171,35 @@ class Jobs:
             return {}
         if done.returncode and "Invalid job id" in done.stderr:
             return {"JobState": "GONE"}
-        facts = dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
-        if "StdOut" in facts and job.log.name == "null":
-            job.log = Path(facts["StdOut"])
-            self.logs.append(job.log)
-        return facts
+        return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
 
 
 def smallest(script: str) -> list[str]:
     """Return the options with which the job of a script is as small as it can be."""
-    lead = re.search(r"^#SBATCH --signal=\w+@(\d+)", script, re.M)
-    options = [f"--time={MINUTES + (int(lead[1]) + 59) // 60 if lead else MINUTES}"]
-    nodes = re.search(r"^#SBATCH --nodes=(\d+)", script, re.M)
-    if nodes and int(nodes[1]) > 2:
+
+    def asked(option: str) -> re.Match[str] | None:
+        return re.search(rf"^#SBATCH --{option}$", script, re.M)
+
+    options, lead, limit = [], asked(r"signal=\w+@(\d+)"), asked(r"time=(\S+)")
+    least = MINUTES + (int(lead[1]) + 59) // 60 if lead else MINUTES
+    if not limit or minutes(limit[1]) > least:
+        options += [f"--time={least}"]
+    if (nodes := asked(r"nodes=(\d+)")) and int(nodes[1]) > 2:
         options += ["--nodes=2"]
-        if gpus := re.search(r"^#SBATCH (--gpus=(?:\S+:)?)(\d+)$", script, re.M):
-            options += [f"{gpus[1]}{2 * int(gpus[2]) // int(nodes[1])}"]
+        if gpus := asked(r"(gpus=(?:\S+:)?)(\d+)"):
+            options += [f"--{gpus[1]}{2 * int(gpus[2]) // int(nodes[1])}"]
     return options
+
+
+def minutes(limit: str) -> float:
+    """Return the minutes of a time limit in any of Slurm's formats."""
+    if not limit[:1].isdigit():  # UNLIMITED
+        return float("inf")
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in (*rest.split(":"), 0)]
+    if dash:
+        return 24 * 60 * int(days) + 60 * parts[0] + parts[1]
+    return 60 * parts[0] + parts[1] if rest.count(":") == 2 else parts[0]
 
 
 def failure(job: Job, facts: dict[str, str]) -> Failure:
