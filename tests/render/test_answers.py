@@ -94,9 +94,14 @@ BAD: dict[str, list[Any]] = {
             "#SBATCH --time=1",
             "export A=1\n  #SBATCH --mem=0",
             "export WANDB_API_KEY=x",
-            "secret=1",
+            "secret=x",
         ],
-        *["exit 1", "export A=1\nreturn", "exec bash", "set -eu", "export A='x", 'export A="x'],
+        *["export A=1 WANDB_API_KEY=x", "declare -x HF_TOKEN='x'", 'export "WANDB_API_KEY=x"'],
+        *["[[ -n $A ]] && export WANDB_API_KEY=x", "export MYSQL_PWD=x", "PGPASS=x", "APIKEY=x"],
+        *["PASSPHRASE=x", "export http_proxy=http://user:pass@proxy:3128", "PGPASSWORD=123456"],
+        *["exit 1", "export A=1\nreturn", "exec bash", "exec srun a > b"],
+        *["export A='x", 'export A="x', "A=1 # don't\nB='"],
+        *["set -eu", "set -o errexit", "set -u -o pipefail -e", "set -Eeuo pipefail"],
         *["a\r\nb", "a\0b", "a\u200bb", LONG, ["export A=1"]],
     ],
     "task_options": ["both", "srun"],
@@ -208,6 +213,29 @@ def test_free_text_arrives_unchanged(render: Renderer, text: str) -> None:
     for path, content in files.items():
         if path.endswith(".sbatch"):
             assert text not in content, "free text has no place in a script"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        *["export NCCL_IB_PKEY=0x8001", "UCX_IB_PKEY=0x8001", "OMPI_MCA_btl_openib_pkey=0x8001"],
+        *["TOKENIZERS_PARALLELISM=false", "export HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "MONKEY=a"],
+        *["HF_TOKEN_PATH=/a/b", "export HF_TOKEN=$(<~/.hf)", 'A_KEY="$B"', "PWD=/a OLDPWD=/b"],
+        *["http_proxy=http://proxy:3128", "http_proxy=http://user:$pass@proxy:3128"],
+        *["exec 2>&1", "exec > >(tee log)", "exec 3<f", "exec &>log", "exec {fd}>log", "set +e"],
+        *["set -u", "set -o pipefail", "if true; then\n    exit 0\nfi"],
+        *["X=$'it\\'s'", "cat <<END\nit's\nEND", "A=$(awk -F'\"' '{print $1}' f)", "A=1;# don't"],
+        *['A="${b//\'"\'/}"', "\n" * 3000],
+    ],
+)
+def test_lines_for_a_site_arrive(render: Renderer, lines: str) -> None:
+    assert lines.strip() in render({"site_script": lines})["slurm/site.sh"]
+
+
+def test_many_empty_lines_are_refused_at_once(render: Renderer) -> None:
+    """Patterns that look at each line after each other take time."""
+    with pytest.raises(ValueError, match="at most 4000"):
+        render({"site_script": "\n" * 500_000})
 
 
 LINES = [name for name, question in QUESTIONS.items() if question.get("multiline")]

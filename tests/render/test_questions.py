@@ -3,6 +3,7 @@
 import keyword
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -335,7 +336,7 @@ def test_a_bad_answer_in_the_settings_is_refused_by_name(
         "int": ["two", None, 2.5, True, [2]],
         "bool": ["maybe", None, [True]],
         "yaml": ["maybe", None, 2, {"a": 1}],
-        "str": [None, True, ["a"]],
+        "str": [None, True, ["a"], date(2026, 11, 26)],
     }
     if name == "time_limit":
         wrong["str"].append(43200)
