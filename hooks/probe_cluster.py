@@ -39,6 +39,12 @@ UNUSABLE = {"DOWN", "DRAIN", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "I
 VENDORS = {"amd": r"mi\d{2,3}[a-z]?\Z", "intel": r"pvc|max[-_]?1\d{3}"}  # by the type of a GPU
 # Answers that are not the same for all users of a cluster.
 PERSONAL = {"account", "mail_user", "author_name", "author_email", "project_name", "package_name"}
+PERSONAL |= {"mail_type", "reservation", "shared_root"}
+# In a file of answers: characters that YAML does not take everywhere; an anchor or an alias, since
+# the answer that has the anchor may be left out; what begins a block of text.
+UNPLAIN = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+ALIAS = re.compile(r"(^|: |- |\[|, ?) *[&*]\w")
+BLOCK = re.compile(r"(:|-) +[|>][0-9+-]* *( #.*)?$")
 # Names that copier.yml accepts. Other names are written as comments.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,:+@/=%-]*\Z"
 PATTERNS = dict.fromkeys(["partition", "cpu_partition", "account", "qos"], NAME)
@@ -593,24 +599,48 @@ def settings(answers: str, source: str) -> str:
     if not re.search("^setup:", answers, re.MULTILINE):
         lines.append("  setup: quick # `copier copy --data setup=full` asks all questions")
     own: List[str] = []
-    left_out = False
-    for number, line in enumerate(answers.split("\n"), 1):
-        found = re.match(r"(?P<name>\w+):(\s|$)|(?P<comment>#)|( |- |$)", line)
-        if not found:
-            sys.exit(f"error: {source}, line {number}: expected NAME: ANSWER, found {line.strip()}")
-        if found.group("comment"):
-            left_out = False
-        # Any other line that is no name goes on with the answer above.
-        elif found.group("name"):
+    name = ""
+    left_out = in_block = ended = False  # ended: a comment at the left ends a block of text
+    for number, line in enumerate(re.sub(r"\n\Z", "", answers).split("\n"), 1):
+        if line in NEXT or (line.rstrip() == "---" and not name):
+            continue
+        found = re.match(r"(?P<name>\w+):(\s|$)|(?P<comment>#)|(?P<more> |- )|$", line)
+        more = bool(found and found.group("more") and line.strip())
+        inside = in_block and line[:1] in ("", " ")
+        expected = wrong_characters(line, inside)
+        if not found or (more and (not name or (ended and line[0] == " "))):
+            expected = "NAME: ANSWER, found " + ascii(line.strip())[1:-1]
+        if not found or expected:
+            sys.exit(f"error: {source}, line {number}: expected {expected}")
+        # A line that is no name and no comment goes on with the answer above.
+        if found.group("name"):
             name = found.group("name")
             left_out = name in PERSONAL or lines[-1].startswith("  # yours: ")
             own += [name] * left_out
             while left_out and lines[-1].startswith("  #"):  # the facts that led to it
                 lines.pop()
-        if line not in NEXT and not (left_out and line):
-            lines.append(("  " + line).rstrip())
+        if found.group("comment"):
+            ended, in_block = ended or in_block, False
+        elif line and not inside:
+            ended, in_block = False, bool(BLOCK.search(line))
+        if inside and not left_out:
+            lines.append("  " + line if line else "")
+        elif not line.strip():
+            lines += [""] * bool(lines[-1])
+        elif found.group("comment") or not left_out:
+            lines.append("  " + line.rstrip())
+    if left_out or not in_block:  # in a block of text, empty lines may count
+        lines = [*"\n".join(lines).rstrip().split("\n"), *[""] * bool(own)]
     lines += ["  # Left to each user: " + ", ".join(own)] * bool(own)
-    return re.sub("\n{3,}", "\n\n", "\n".join(lines).rstrip()) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def wrong_characters(line: str, in_block: bool) -> str:
+    """Return what a line of a file of answers must not have, and has; "" if all is well."""
+    if UNPLAIN.search(line):
+        return "no tab and no control character"
+    free = in_block or line.startswith("#")
+    return "" if free or not ALIAS.search(line) else "no anchor (&) and no alias (*)"
 
 
 def modulefiles(site: str, template: str) -> Dict[str, str]:
@@ -654,17 +684,33 @@ def read(file: str) -> str:
         sys.exit(f"error: {file} cannot be read ({reason}): name a file of answers")
 
 
+def is_plain(name: str) -> bool:
+    """Return whether a name is UTF-8 and has no control characters, whatever the locale is."""
+    try:
+        os.fsencode(name).decode("utf-8")
+    except UnicodeError:
+        return False
+    return not re.search("[\0-\x1f]", name)
+
+
 def write_site(site: str, template: str, file: str) -> None:
     """Write the settings and the module to a new folder: all of it, or nothing.
 
     Raises:
-        SystemExit: the folder exists or cannot be written, or the answers cannot be read.
+        SystemExit: the folder's name is bad, it exists or cannot be written, or the answers cannot
+            be read.
     """
+    if not site:
+        sys.exit("error: --site: expected the name of a new folder")
     site = os.path.abspath(site)
     if os.path.lexists(site):
         sys.exit(f"error: {site} exists: name another folder, or remove it")
-    if ":" in site or re.search("[\0-\x1f]", site + template):
-        sys.exit(f"error: {site!r}: expected no colon and no line break: name another folder")
+    if ":" in site or not is_plain(site):
+        sys.exit(
+            f"error: {site!a}: expected UTF-8, no colon and no line break: name another folder"
+        )
+    if not is_plain(template):
+        sys.exit(f"error: --template {template!a}: expected an address in UTF-8, on one line")
     template = os.path.abspath(template) if os.path.isdir(template) else template
     answers = probe() if not file else read(file)
     files = dict(modulefiles(site, template), **{"settings.yml": settings(answers, file)})
@@ -692,7 +738,7 @@ def main() -> None:
     about = "with --site: the template's address, for the module to set"
     parser.add_argument("--template", metavar="ADDRESS", default="", help=about)
     given = parser.parse_args()
-    if given.site:
+    if given.site is not None:
         return write_site(given.site, given.template, given.file)
     if given.template:
         sys.exit("error: --template is for the module: name its folder by --site DIR")

@@ -403,6 +403,38 @@ def test_settings_of_a_site_leave_out_what_belongs_to_a_person(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.yml", "shared"]
 
 
+BLOCKS = """\
+---
+mail_type:
+# those that matter
+- END
+reservation: course
+shared_root: /scratch/ada
+site_script: |+ # kept
+  export A='x~~
+   y' && B=$(ls *.sh)~
+  # yours: what a comment says
+
+
+  account: &p of the text
+
+modules: |
+  gcc
+
+""".replace("~", " ")  # spaces at the ends of lines
+
+
+def test_blocks_of_text_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "answers.yml").write_text(BLOCKS)
+    done = run(tmp_path, "/nowhere", "--site", "new", "answers.yml")
+    assert (done.returncode, done.stderr) == (0, "")
+    written = (tmp_path / "new/settings.yml").read_text()
+    given = yaml.safe_load(BLOCKS)
+    kept = {name: given[name] for name in ("site_script", "modules")}
+    assert yaml.safe_load(written)["defaults"] == {"setup": "quick", **kept}
+    assert written.endswith("  # Left to each user: mail_type, reservation, shared_root\n")
+
+
 @pytest.mark.parametrize("preset", sorted(TEMPLATE.glob("sites/*.yml")), ids=lambda p: p.stem)
 def test_each_preset_becomes_settings(tmp_path: Path, preset: Path) -> None:
     done = run(tmp_path, "/nowhere", "--site", "site", str(preset))
@@ -432,10 +464,28 @@ def test_a_site_is_probed_without_a_file_of_answers(ask: Ask, tmp_path: Path) ->
     ("answers", "arguments", "error"),
     [
         ("a: 1\n", ("--site", "there"), "/there exists: name another folder, or remove it"),
-        ("a: 1\n", ("--site", "a:b"), ": expected no colon and no line break: name another folder"),
-        ("a: 1\n", ("--site", "new", "--template", "a\nb"), "expected no colon and no line break"),
+        ("a: 1\n", ("--site", "a:b"), ": expected UTF-8, no colon and no line break: name another"),
+        ("a: 1\n", ("--site", "a\udcff"), r"/a\udcff': expected UTF-8, no colon and no line break"),
+        ("a: 1\n", ("--site", ""), "--site: expected the name of a new folder"),
+        ("a: 1\n", ("--site", "new", "--template", "a\nb"), "--template 'a\\nb': expected an addr"),
         ("{a: 1}\n", ("--site", "new"), "answers.yml, line 1: expected NAME: ANSWER, found {a: 1}"),
         ("a: 1\n---\n", ("--site", "new"), "answers.yml, line 2: expected NAME: ANSWER, found ---"),
+        ("a: 1\n", ("--site", "new", "--template", "\udcff"), r"--template '\udcff': expected an"),
+        *(
+            (text, ("--site", "new"), f"answers.yml, line {line}: expected {expected}")
+            for text, line, expected in (
+                (" account: x\n partition: y\n", 1, "NAME: ANSWER, found account: x"),
+                ("# About\n- a\n", 2, "NAME: ANSWER, found - a"),
+                ("account:\tx\n", 1, "no tab and no control character"),
+                ("qos: x\npartition: a\0b\n", 2, "no tab and no control character"),
+                ("partition: a\vb\n", 1, "no tab and no control character"),
+                ("account: &p gpu\npartition: *p\n", 1, "no anchor (&) and no alias (*)"),
+                ("partition: *p\n", 1, "no anchor (&) and no alias (*)"),
+                ("modules:\n  - *p\n", 2, "no anchor (&) and no alias (*)"),
+                ("trackers: [*p]\n", 1, "no anchor (&) and no alias (*)"),
+                ("site_script: |\n  a\n# b\n\n  c\n", 5, "NAME: ANSWER, found c"),
+            )
+        ),
         (None, ("--site", "new"), "answers.yml cannot be read (No such file or directory): name a"),
         ("\udcff", ("--site", "new"), "answers.yml cannot be read (not UTF-8): name a file of an"),
         ("a: 1\n", ("--site", "file/new"), "/file/new cannot be written (Not a directory): name"),
