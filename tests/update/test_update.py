@@ -27,6 +27,7 @@ ANSWERS = {"package_name": "demo", "partition": "gpu", "modules": "cuda/12.4"}
 UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt")
 # What is the user's from the first day on.
 OWN = (
+    *(".editorconfig", ".pre-commit-config.yaml", "AGENTS.md", "CITATION.cff"),
     "configs/train.yaml",
     "slurm/site.sh",
     *(f"src/demo/{name}.py" for name in ("model", "data", "figures", "settings")),
@@ -77,7 +78,8 @@ def expected(
 def own(project: Path) -> list[str]:
     """Return the paths of the files that are the user's."""
     package = next(path.parent.name for path in project.glob("src/*/model.py"))
-    return [path.replace("demo", package) for path in OWN]
+    paths = [path.replace("demo", package) for path in OWN]
+    return [path for path in paths if (project / path).exists()]
 
 
 def update(project: Path, **answers: object) -> dict[str, str]:
@@ -194,6 +196,34 @@ def test_new_lines_for_a_site_are_told_once(releases: Path, tmp_path: Path) -> N
     assert told("--data=site_script=") == ""
     recorded = yaml.safe_load((project / ".copier-answers.yml").read_text())
     assert "former_site_script" not in recorded
+
+
+def test_a_file_for_a_site_that_the_update_makes_has_the_new_lines(
+    releases: Path, tmp_path: Path
+) -> None:
+    """As in a project that is older than the file."""
+    project = start(releases, tmp_path / "project", ANSWERS)
+    (project / "slurm/site.sh").unlink()
+    commit(project, "As before")
+    done = copier_says(project, "update", "--data", "site_script=export A=1")
+    assert done.returncode == 0 and "slurm/site.sh is yours" not in done.stderr
+    assert "\nexport A=1\n" in (project / "slurm/site.sh").read_text()
+
+
+def test_files_for_other_tools_that_were_there_first_are_kept(
+    releases: Path, tmp_path: Path
+) -> None:
+    """The template may have got them after the project did."""
+    named = {"author_name": "Ada", "pre_commit": True}
+    project = start(releases, tmp_path / "project", ANSWERS | named)
+    tools = [path for path in OWN if "/" not in path]
+    assert set(tools) < set(contents(project))
+    for name in tools:
+        (project / name).write_text("ours: true\n")
+    commit(project, "Our own")
+    after = update(project)
+    assert {after[name] for name in tools} == {"ours: true\n"}
+    assert not git(project, "status", "--short", *tools)
 
 
 def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
