@@ -75,7 +75,7 @@ OURS = {
     "git clone --bare *": SUPPORT_PAGE,
     "git -C *": SUPPORT_PAGE,
     "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
-    "make acceptance": "tests/slurm/test_acceptance.py::def test_a_new_site_from_its_module_to_",
+    "make acceptance *": "tests/slurm/test_acceptance.py::def test_a_new_site_from_its_module_to_",
     "copier copy --defaults *": UPDATE_PAGE,
     "sed -i *": UPDATE_PAGE,
     "make demo": "tests/run/test_docs.py::def test_the_demo(",

@@ -117,6 +117,7 @@ def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
         set_up(root)
         code, rows = accept(cluster, root, CPU)
     assert code == 0 and {result for result, _ in rows.values()} == {"pass"}, rows
+    assert rows["check-comm"][1] == "2 ranks on gloo: all results are right"
     trained = [name for name in rows if name.startswith("train ")]
     assert trained == ["train cpu", "train single_node", "train multi_node"]
     for name in ("stop and resume", "requeue"):
@@ -181,11 +182,12 @@ def test_an_interface_that_other_nodes_do_not_reach(site: Cluster, root: Path) -
 
 def test_a_node_without_the_gpu_that_slurm_gives(site: Cluster, root: Path) -> None:
     """The GPUs of this cluster are none to PyTorch."""
-    flags = "--seconds=6 --dataset=synthetic --only 'doctor on nodes' 'train multi_node' requeue"
+    flags = "--seconds=6 --dataset=synthetic --only"
+    flags += " 'doctor on nodes' check-comm 'train multi_node' requeue"
     code, rows = accept(site, root, flags)
     assert code
-    assert [result for result, _ in rows.values()] == ["FAIL"] * 3
-    for name in ("doctor on nodes", "train multi_node"):
+    assert [result for result, _ in rows.values()] == ["FAIL"] * 4
+    for name in ("doctor on nodes", "check-comm", "train multi_node"):
         assert "GPU" in rows[name][1] or "cuda" in rows[name][1], rows
 
 

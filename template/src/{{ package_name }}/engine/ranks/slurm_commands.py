@@ -18,7 +18,12 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, env={**os.environ, **env}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env={**os.environ, **env},
+            start_new_session=True,  # Ctrl-C must not end an sbatch that has submitted a job
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(

@@ -59,25 +59,31 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("sbatch is not here: run this on a login node of a Slurm cluster")
     if clusters := os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS"):
         raise UsageError(f"jobs would go to {clusters}: unset SBATCH_CLUSTERS and SLURM_CLUSTERS")
-    name = f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(settings.run_root, name).absolute()
     jobs = Jobs(60 * flags.wait, f"logs/{name}-%j.out")
     known = list(Checks(settings, train, jobs, folder, flags.seconds))
+    if not known:
+        raise UsageError("there is no batch script in slurm/: run this in the project's root")
     checks = [each for each in known if each.name in (flags.only or [each.name])]
     if unknown := set(flags.only) - {each.name for each in known}:
         names = shlex.join(each.name for each in known)
         raise UsageError(f"--only {shlex.join(unknown)}: no such check; there are {names}")
-    if not checks:
-        raise UsageError("there is no batch script in slurm/: run this in the project's root")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, jobs.interrupt)
     report = Path("logs", f"{name}.txt")
-    report.parent.mkdir(exist_ok=True)
     try:
-        passed = run(checks, jobs, report)
+        report.parent.mkdir(exist_ok=True)
+        passed = run(checks, jobs, report, argv)
     except Interrupted:
-        say(f"interrupted: cancelling {', '.join(job.id for job in jobs.running) or 'no job'}")
+        cancelled = list(jobs.running)
+        say(f"interrupted: cancelling {', '.join(job.id for job in cancelled) or 'no job'}")
+        jobs.cancel()
+        for job in cancelled:
+            job.log.unlink(missing_ok=True)
         return 128 + jobs.signal
+    except OSError as error:
+        raise UsageError(f"can't write to {report.parent}: {error.strerror}") from None
     finally:
         jobs.cancel()
         shutil.rmtree(folder, ignore_errors=True)
@@ -87,14 +93,14 @@ def main(argv: Sequence[str]) -> int:
     return int(passed < len(checks))
 
 
-def run(checks: Sequence[Check], jobs: Jobs, report: Path) -> int:
+def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) -> int:
     """Print a row for each check, keep the rows in a file, and return how many checks passed.
 
     The logs of what passed are removed.
     """
     passed, logs = 0, list[str]()
     learn_secrets(Path("slurm/site.sh"))
-    rows = [*describe(), "", row("check", "result", "time", "")]
+    rows = [*describe(argv), "", row("check", "result", "time", "")]
     say("\n".join(rows))
     for check in checks:
         began, result, log, earlier = time.monotonic(), "FAIL", "", len(jobs.all)
@@ -130,7 +136,7 @@ def row(name: str, result: str, seconds: str, why: str) -> str:
     return f"{name:20} {result:6} {seconds:>8}  {printable(why)}".rstrip()
 
 
-def describe() -> Iterator[str]:
+def describe(argv: Sequence[str]) -> Iterator[str]:
     """Yield what a reader of the table needs to know: versions, cluster, answers."""
     answers = read_yaml(Path(".copier-answers.yml"))
     names = ("launch_modes", "launcher", "gpu_request", "environment", "container")
@@ -138,6 +144,8 @@ def describe() -> Iterator[str]:
     yield f"template {answers.get('_commit', '?')}, {slurm.ask('sbatch', '--version').strip()}"
     yield f"Python {platform.python_version()}, torch {version('torch')}"
     yield ", ".join(f"{name} {answers[name]}" for name in names if name in answers)
+    given = [f"{name}={value}" for name, value in os.environ.items() if name[:7] == "SBATCH_"]
+    yield f"given: {shlex.join([*given, *argv]) or 'nothing'}"
 
 
 def forget(job: Job) -> None:

@@ -1,6 +1,7 @@
 """What can be checked of a project on a cluster, the simplest first."""
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from ...engine.ranks import slurm_commands as slurm
 from ...settings import Settings
 from ...trackers import select
 from .. import program
-from .jobs import Failure, Job, Jobs, failure
+from .jobs import LABEL, Failure, Job, Jobs, failure
 
 MODES = ("cpu", "single_node", "multi_node")
 FACTS: dict[str, Any] = {
@@ -65,8 +66,7 @@ class Checks:
             yield Check("doctor here", self.doctor)
             yield Check("doctor on nodes", lambda: self.job("slurm/doctor.sbatch", *self.flags))
         if Path("slurm/check_comm.sbatch").exists():
-            chosen = f"--device={self.settings.device}", f"--backend={self.settings.backend}"
-            yield Check("check-comm", lambda: self.job("slurm/check_comm.sbatch", *chosen))
+            yield Check("check-comm", self.communication)
         for mode in self.modes[:-1]:
             yield Check(f"train {mode}", partial(self.short, mode))
         if self.modes:
@@ -82,6 +82,18 @@ class Checks:
         self.jobs.finish(self.jobs.submit(script, *arguments))
         return ""
 
+    def communication(self) -> str:
+        """Let the ranks of a job talk to each other, on the devices of a training."""
+        device = self.settings.device
+        if device == "auto" and self.modes:
+            found = re.search(r"--device (\w+)", script_of(self.modes[-1]).read_text("utf-8"))
+            device = found[1] if found else device
+        flags = f"--device={device}", f"--backend={self.settings.backend}"
+        job = self.jobs.submit("slurm/check_comm.sbatch", *flags)
+        self.jobs.finish(job)
+        said = [line for line in job.said().splitlines() if "all results are right" in line]
+        return LABEL.sub("", said[-1]) if said else ""
+
     def image(self) -> str:
         """Make the image, or what it lacks, if that is missing; the other jobs run in it."""
         made = Path("container/image.sif")
@@ -94,7 +106,9 @@ class Checks:
     def doctor(self) -> str:
         """Check this machine, and what Slurm says to the scripts."""
         command = [sys.executable, *program("doctor").split()[1:], *self.flags]
-        done = subprocess.run(command, capture_output=True, text=True)
+        # Ctrl-C is for this process alone, as in engine/ranks/slurm_commands.py.
+        done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+        self.jobs.check()
         lines = done.stdout.splitlines() or done.stderr.splitlines() or ["it said nothing"]
         if done.returncode:
             error = next((line for line in lines if line.startswith("error")), lines[-1])
@@ -104,9 +118,8 @@ class Checks:
     def start(self, mode: str, name: str, *options: str, env: str = "") -> tuple[Job, Path]:
         """Submit a training that gives the same numbers each time; return it and its folder."""
         folder = self.folder / name
-        flags = [f"--run-dir={folder}", f"--max-steps={self.steps}", "--epochs=1000000"]
-        flags += ["--validate-epochs=0"]
-        flags += ["--deterministic", "--trackers=none", *self.flags]
+        flags = [*self.flags, f"--run-dir={folder}", f"--max-steps={self.steps}"]
+        flags += ["--epochs=1000000", "--validate-epochs=0", "--deterministic", "--trackers=none"]
         return self.jobs.submit(str(script_of(mode)), *flags, options=options, env=env), folder
 
     def finish(self, job: Job, folder: Path) -> dict[str, Any]:
@@ -188,7 +201,7 @@ class Checks:
     def trackers(self) -> str:
         """Log a run to each tracker from a compute node, and read it back."""
         self.job(
-            str(script_of(self.modes[0])),
+            str(script_of(self.modes[min(1, len(self.modes) - 1)])),
             "check-trackers",
             f"--run-root={self.folder}",
             *self.flags,

@@ -25,6 +25,7 @@ LABEL = re.compile(r"^\d+: (\d\d:\d\d:\d\d \[rank \d+\] )?")  # of srun, and of 
 NOISE = re.compile(r"srun: |slurmstepd: |scancel: |\s*$")
 ERROR = re.compile(
     r"error:? |the first rank that failed|stopped after a checkpoint|\S+ +FAILED |[\w.]*Error\b"
+    r"|\S+: line \d+: "  # of bash
 )
 
 
@@ -120,7 +121,7 @@ class Jobs:
             Failure: it will never start, or takes too long.
             Interrupted: a signal came.
         """
-        deadline, shown = time.monotonic() + self.patience, ""
+        deadline, shown = time.monotonic() + self.patience, False
         while True:
             facts = self._ask(job)
             state, reason = facts.get("JobState", ""), facts.get("Reason", "")
@@ -129,16 +130,16 @@ class Jobs:
                 return facts
             if until(facts):
                 return facts
-            said = f"job {job.id} is {state} ({reason})"
+            said = f"job {job.id} is {state} ({reason})" if state else "Slurm does not answer"
             if state == "PENDING" and HOPELESS.search(reason):
                 raise Failure(f"{said}, and would wait forever")
             if time.monotonic() > deadline:
                 raise Failure(
-                    f"{said} after {self.patience / 60:.0f} minutes: --wait allows more", tail(job)
+                    f"{said} after {self.patience / 60:.3g} minutes: --wait allows more", tail(job)
                 )
-            if state == "PENDING" and reason not in ("", "None", shown):
+            if state == "PENDING" and reason not in ("", "None") and not shown:
                 say(f"    {said}")
-                shown = reason
+                shown = True
             self.check()
             time.sleep(POLL)
 
@@ -206,7 +207,8 @@ def failure(job: Job, facts: dict[str, str]) -> Failure:
     """Return why a job failed: its first error, else its last line."""
     lines = [LABEL.sub("", line) for line in job.said().splitlines()]
     lines = [line for line in lines if not NOISE.match(line)]
-    error = next(filter(ERROR.match, lines), (lines or ["it said nothing"])[-1])
+    nothing = "it said nothing" if job.log.exists() else "it ended before it started"
+    error = next(filter(ERROR.match, lines), (lines or [nothing])[-1])
     state = f"{facts['JobState']}, exit code {facts.get('ExitCode', '?')}"
     return Failure(f"{' '.join(error.split())} ({state}; {job.log})", tail(job))
 
