@@ -148,7 +148,7 @@ run_resumable() {
         if [[ -e $FAILURE_FILE ]]; then
             # Slurm may lose what a rank says as it ends, and another rank's end may keep it silent.
             error=$(<"$FAILURE_FILE")
-            grep -qF -e "$error" < <(tail --bytes="+$((size + 1))" "$log") || echo "the first rank that failed said: $error"
+            [[ -z $error ]] || grep -qF -e "$error" < <(tail --bytes="+$((size + 1))" "$log") || echo "the first rank that failed said: $error"
             rm "$FAILURE_FILE"
             ((status <= 75)) || status=1
         elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 75 && first != 76)); then
