@@ -320,12 +320,22 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
     assert "slurm/train_cpu.sbatch would end at once: no missing/1.0" in line
 
 
-def test_facts_of_the_site_that_fail_are_named(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("cd nowhere", "site.sh: line 1: cd: nowhere: No such file or directory"),
+        ("export A='b", "unexpected EOF while looking for matching"),
+        ("false", "its last command must succeed"),
+    ],
+)
+def test_facts_of_the_site_that_fail_are_named(place: Place, line: str, said: str) -> None:
+    """With what bash says of them."""
     place.commands(SLURM)
-    (place.project / "slurm" / "site.sh").write_text("cd nowhere\n")
+    (place.project / "slurm" / "site.sh").write_text(f"{line}\n")
     code, found = place.doctor(*QUIET)
     assert code == 1 and troubles(found) == lines(found, "scripts")
-    assert "slurm/site.sh ends with exit code 1" in lines(found, "scripts")[0]
+    assert "slurm/site.sh ends with exit code" in lines(found, "scripts")[0]
+    assert said in lines(found, "scripts")[0]
 
 
 def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:

@@ -81,6 +81,8 @@ def _start(job: Script) -> Finding:
         return Finding("ok", "scripts", f"{job.path}: {done.stdout.splitlines()[-1]}")
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     message = errors[-1].removeprefix("error: ") if errors else f"exit code {done.returncode}"
+    of_bash = [line for line in done.stderr.splitlines() if re.search(r": line \d+: ", line)]
+    message = "; ".join([message, *of_bash[-1:]])
     if "neither apptainer nor singularity" in message and "SLURM_JOB_ID" not in os.environ:
         return Finding("warning", "scripts", f"{job.path}: {message} (compute nodes may have it)")
     return Finding("error", "scripts", f"{job.path} would end at once: {message}")
