@@ -135,7 +135,7 @@ def test_a_filter_that_refuses_jobs(site: Cluster, root: Path) -> None:
     assert rows["train cpu"][0] == rows["check-comm"][0] == rows["trackers"][0] == "FAIL"
     assert "sbatch refuses slurm/train_cpu.sbatch: " in rows["train cpu"][1]
     assert "ask for a project at the desk" in rows["train cpu"][1]
-    assert rows["requeue"] == ("FAIL", "not run, as 'train multi_node' failed")
+    assert rows["requeue"] == ("FAIL", "not run, because 'train multi_node' failed")
 
 
 def test_a_site_that_forbids_requeues(site: Cluster, root: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_job_that_never_starts(site: Cluster, root: Path) -> None:
     finally:
         site.run("scontrol", "update", "PartitionName=main", "MaxTime=1-00:00:00")
     assert code and rows["train cpu"][0] == "FAIL"
-    assert re.search(r"\(Partition\w+\), and would wait forever", rows["train cpu"][1]), rows
+    assert re.search(r"\(Partition\w+\), and will never start", rows["train cpu"][1]), rows
 
 
 @pytest.mark.parametrize(

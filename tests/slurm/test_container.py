@@ -313,5 +313,5 @@ def test_the_checks_of_a_cluster_run_in_the_image(project: Project) -> None:
     command = (".venv/bin/python", "-m", "demo", "acceptance", "--dataset=synthetic")
     done = on_login(project, *command, "--only", "image", "train cpu")
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^image +pass .* container/image.sif is there$", done.stdout, re.M)
+    assert re.search(r"^image +pass .* container/image.sif exists$", done.stdout, re.M)
     assert re.search(r"^train cpu +pass .* 100 steps$", done.stdout, re.M)

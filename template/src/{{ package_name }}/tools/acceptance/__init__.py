@@ -1,4 +1,4 @@
-"""Proves on a cluster that what was rendered works there: `python -m <package> acceptance`.
+"""Tests that the project works on a cluster: `python -m <package> acceptance`.
 
 It submits the project's own scripts, one after the other, each with few nodes and steps.
 """
@@ -37,28 +37,33 @@ from .jobs import Failure, Interrupted, Job, Jobs
 def main(argv: Sequence[str]) -> int:
     """Run the checks and print a row for each; return 0 if all pass, else 1.
 
-    A signal such as Ctrl-C cancels their jobs, and the code is 128 and its number.
+    SIGINT (Ctrl-C), SIGTERM and SIGHUP cancel the jobs of the checks. The exit code is then 128
+    plus the number of the signal.
 
     Raises:
-        UsageError: there is no Slurm here, or no check has a name that is given.
+        UsageError: there is no Slurm, no script or no check of a given name; the jobs would go to
+            another cluster; or the logs cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog=program("acceptance"),
         description="Submit small jobs, one after the other, and print what works on this cluster.",
-        epilog="The flags of train, such as --dataset or --device, are taken too. Variables such "
-        "as SBATCH_RESERVATION say where the jobs run.",
+        epilog="The flags of train, such as --dataset or --device, are taken too. Variables of "
+        "sbatch, such as SBATCH_RESERVATION, select where the jobs run.",
         allow_abbrev=False,
     )
-    seconds, wait = "how long the training takes that is stopped", "until a job must have ended"
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="names of the checks")
+    only, seconds = "run only these checks", "duration of the training that is stopped, in seconds"
+    wait = "maximum time of a job, with its time in the queue, in minutes"
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help=only)
     parser.add_argument("--seconds", type=positive, default=60, help=f"{seconds} (%(default)s)")
-    parser.add_argument("--wait", type=positive, default=60, help=f"minutes {wait} (%(default)s)")
+    parser.add_argument("--wait", type=positive, default=60, help=f"{wait} (%(default)s)")
     flags, train = parser.parse_known_args(argv)
     settings = Settings.parse(train, "acceptance")
     if not shutil.which("sbatch"):
         raise UsageError("sbatch is not here: run this on a login node of a Slurm cluster")
     if clusters := os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS"):
-        raise UsageError(f"jobs would go to {clusters}: unset SBATCH_CLUSTERS and SLURM_CLUSTERS")
+        raise UsageError(
+            f"can't follow jobs on {clusters}: unset SBATCH_CLUSTERS and SLURM_CLUSTERS"
+        )
     name = f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(settings.run_root, name).absolute()
     jobs = Jobs(60 * flags.wait, f"logs/{name}-%j.out")
@@ -68,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     checks = [each for each in known if each.name in (flags.only or [each.name])]
     if unknown := set(flags.only) - {each.name for each in known}:
         names = shlex.join(each.name for each in known)
-        raise UsageError(f"--only {shlex.join(unknown)}: no such check; there are {names}")
+        raise UsageError(f"--only {shlex.join(unknown)}: no such check: expected {names}")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, jobs.interrupt)
     report = Path("logs", f"{name}.txt")
@@ -89,14 +94,14 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         for job in jobs.all:
             forget(job)
-    say(f"\n{passed} of {len(checks)} passed; to send: {report}")
+    say(f"\n{passed} of {len(checks)} checks passed; file to send: {report}")
     return int(passed < len(checks))
 
 
 def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) -> int:
-    """Print a row for each check, keep the rows in a file, and return how many checks passed.
+    """Run the checks, print a row for each, and return how many passed.
 
-    The logs of what passed are removed.
+    The rows are also written to a file. The logs of checks that pass are removed.
     """
     passed, logs = 0, list[str]()
     learn_secrets(Path("slurm/site.sh"))
@@ -122,7 +127,7 @@ def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) 
 
 
 def learn_secrets(script: Path) -> None:
-    """Let `without_secrets` know those that a script sets for the jobs alone."""
+    """Let `without_secrets` know the secrets that a script sets only in jobs."""
     with suppress(OSError):
         for name, value in re.findall(
             r"(\w+)=[\"']?([^\s\"';]+)", script.read_text("utf-8", "replace")
@@ -137,7 +142,7 @@ def row(name: str, result: str, seconds: str, why: str) -> str:
 
 
 def describe(argv: Sequence[str]) -> Iterator[str]:
-    """Yield what a reader of the table needs to know: versions, cluster, answers."""
+    """Yield the lines above the table: versions, cluster, answers, flags."""
     answers = read_yaml(Path(".copier-answers.yml"))
     names = ("launch_modes", "launcher", "gpu_request", "environment", "container")
     yield f"{time.strftime('%Y-%m-%d %H:%M')} on {socket.gethostname()}"
@@ -149,14 +154,14 @@ def describe(argv: Sequence[str]) -> Iterator[str]:
 
 
 def forget(job: Job) -> None:
-    """Remove what a job that was killed leaves in logs/."""
+    """Remove the files that a killed job leaves in logs/."""
     names = ("code-{}", "died-{}", "bad-nodes-{}", "failed-{}-*")
     for path in (path for name in names for path in Path("logs").glob(name.format(job.id))):
         path.unlink(missing_ok=True)
 
 
 def positive(text: str) -> float:
-    """Return a number above 0; raise ValueError if a text is none."""
+    """Return a positive, finite number; raise ValueError if the text is not one."""
     if not 0 < float(text) < float("inf"):
         raise ValueError
     return float(text)

@@ -1,4 +1,4 @@
-"""What can be checked of a project on a cluster, the simplest first."""
+"""The checks of a project on a cluster, the simplest first."""
 
 import math
 import re
@@ -28,7 +28,8 @@ class Check(NamedTuple):
     """A row of the table.
 
     Attributes:
-        run: does it, and returns what there is to say of it. Raises Failure, which says why.
+        run: runs the check, and returns the last column of the row. Raises Failure with the
+            reason if the check fails.
     """
 
     name: str
@@ -39,13 +40,15 @@ class Checks:
     """The checks of a project.
 
     Args:
-        settings, flags: of the trainings.
-        jobs: submits them.
-        folder: for their runs.
-        seconds: that a training takes which is to be stopped.
+        settings, flags: those of each training.
+        jobs: submits the jobs.
+        folder: contains the runs.
+        seconds: duration of the training that is stopped.
 
     Attributes:
-        steps: of that training.
+        steps: number of steps of that training.
+        reference: summary of the same training without a stop.
+        tried: whether that training has started.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Checks:
         self.tried = False
 
     def __iter__(self) -> Iterator[Check]:
-        """Yield the checks that the scripts of the project allow."""
+        """Yield the checks for which the project has scripts."""
         if Path("slurm/build_image.sbatch").exists():
             yield Check("image", self.image)
         if Path("slurm/doctor.sbatch").exists():
@@ -78,12 +81,12 @@ class Checks:
                 yield Check("trackers", self.trackers)
 
     def job(self, script: str, *arguments: str) -> str:
-        """Run a script to its end."""
+        """Submit a script, and wait until its job has completed."""
         self.jobs.finish(self.jobs.submit(script, *arguments))
         return ""
 
     def communication(self) -> str:
-        """Let the ranks of a job talk to each other, on the devices of a training."""
+        """Let the ranks of a job communicate, on the same devices as in a training."""
         device = self.settings.device
         if device == "auto" and self.modes:
             found = re.search(r"--device (\w+)", script_of(self.modes[-1]).read_text("utf-8"))
@@ -95,56 +98,56 @@ class Checks:
         return LABEL.sub("", said[-1]) if said else ""
 
     def image(self) -> str:
-        """Make the image, or what it lacks, if that is missing; the other jobs run in it."""
+        """Build the image of the other jobs, or install what it lacks, if that was not done yet."""
         made = Path("container/image.sif")
         if not Path("container/apptainer.def").exists():
             made = Path("container/env")
         if made.exists():
-            return f"{made} is there"
-        return self.job("slurm/build_image.sbatch") or f"{made} was made"
+            return f"{made} exists"
+        return self.job("slurm/build_image.sbatch") or f"{made} was built"
 
     def doctor(self) -> str:
-        """Check this machine, and what Slurm says to the scripts."""
+        """Check this machine, and whether Slurm accepts the scripts."""
         command = [sys.executable, *program("doctor").split()[1:], *self.flags]
         # Ctrl-C is for this process alone, as in engine/ranks/slurm_commands.py.
         done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
         self.jobs.check()
-        lines = done.stdout.splitlines() or done.stderr.splitlines() or ["it said nothing"]
+        lines = done.stdout.splitlines() or done.stderr.splitlines() or ["doctor printed nothing"]
         if done.returncode:
             error = next((line for line in lines if line.startswith("error")), lines[-1])
             raise Failure(" ".join(error.split()), done.stdout + done.stderr)
         return lines[-1]
 
     def start(self, mode: str, name: str, *options: str, env: str = "") -> tuple[Job, Path]:
-        """Submit a training that gives the same numbers each time; return it and its folder."""
+        """Submit a deterministic training; return its job and its run folder."""
         folder = self.folder / name
         flags = [*self.flags, f"--run-dir={folder}", f"--max-steps={self.steps}"]
         flags += ["--epochs=1000000", "--validate-epochs=0", "--deterministic", "--trackers=none"]
         return self.jobs.submit(str(script_of(mode)), *flags, options=options, env=env), folder
 
     def finish(self, job: Job, folder: Path) -> dict[str, Any]:
-        """Wait for the end of a training, and return its summary."""
+        """Wait until a training has completed, and return its summary."""
         self.jobs.finish(job)
         try:
             return read_object(folder / "summary.json", FACTS)
         except (OSError, ValueError) as error:
-            raise Failure(f"the job ended well, but left no whole summary.json: {error}") from None
+            raise Failure(f"the job completed, but summary.json can't be read: {error}") from None
 
     def short(self, mode: str) -> str:
-        """Train some steps."""
+        """Train for a few steps."""
         self.finish(*self.start(mode, mode))
         return f"{self.steps} steps"
 
     def long(self) -> str:
-        """Train for some time."""
+        """Train for about `seconds`."""
         self.unstopped()
         return f"{self.steps} steps in {self.unstopped()['trained_seconds']:.0f} s"
 
     def unstopped(self) -> dict[str, Any]:
-        """Return the summary of a training that nothing stops, and that takes some time."""
+        """Return the summary of a training without a stop, which takes about `seconds`."""
         mode = self.modes[-1]
         if self.tried and not self.reference:
-            raise Failure(f"not run, as 'train {mode}' failed")
+            raise Failure(f"not run, because 'train {mode}' failed")
         self.tried = True
         while not self.reference:
             found = self.finish(*self.start(mode, f"{mode}-{self.steps}"))
@@ -156,29 +159,36 @@ class Checks:
         return self.reference
 
     def send(self, job: Job, folder: Path) -> None:
-        """Send a training the signal that comes before a time limit, once it has taken steps."""
+        """Send a training the signal that announces a time limit, after its first steps."""
         facts = self.jobs.wait(job, until=lambda _: (folder / "metrics.jsonl").exists())
         if facts["JobState"] == "COMPLETED":
-            raise Failure(f"it ended before the signal came: --seconds={4 * self.seconds:.0f}")
+            raise Failure(f"it ended before the signal: try --seconds={4 * self.seconds:.0f}")
         if job not in self.jobs.running:
             raise failure(job, facts)
         slurm.ask("scancel", "--signal=USR2", job.id)
 
     def compare(self, found: dict[str, Any], how: str) -> str:
-        """Return at which step a training was stopped.
+        """Compare a stopped and resumed training with one without a stop.
+
+        Args:
+            found: summary of the resumed training.
+            how: how it was stopped, for the row.
+
+        Returns:
+            The text of the row, with the step of the stop.
 
         Raises:
-            Failure: it was not resumed, or ended with other parameters.
+            Failure: it did not resume, or ended with different parameters.
         """
         step, same = found.get("resumed_from_step"), self.unstopped()["parameters_sha256"]
         if not step:
-            raise Failure(f"{how}, but it began again at step 0")
+            raise Failure(f"{how}, but it started again at step 0 instead of resuming")
         if found["parameters_sha256"] != same:
-            raise Failure(f"{how} at step {step}, but it ended with other parameters")
+            raise Failure(f"{how} at step {step}, but it ended with different parameters")
         return f"{how} at step {step} of {self.steps}, and ended with the same parameters"
 
     def stop(self) -> str:
-        """Stop a training by the signal, and submit it again."""
+        """Stop a training with the signal, and submit it again."""
         self.unstopped()
         mode = self.modes[-1]
         job, folder = self.start(mode, "stopped", "--no-requeue", env="MAX_REQUEUES=0")
@@ -189,7 +199,7 @@ class Checks:
         return self.compare(self.finish(*self.start(mode, "stopped", "--no-requeue")), "stopped")
 
     def requeue(self) -> str:
-        """Stop a training by the signal, after which it comes back by itself."""
+        """Stop a training with the signal, and wait until Slurm has requeued it."""
         self.unstopped()
         job, folder = self.start(self.modes[-1], "requeued")
         self.send(job, folder)

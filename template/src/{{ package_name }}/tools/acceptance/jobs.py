@@ -1,4 +1,4 @@
-"""Submits jobs one after the other, waits for them, and says why one failed."""
+"""Submits jobs one after the other, waits for them, and finds why one failed."""
 
 import re
 import time
@@ -16,7 +16,7 @@ MINUTES = 15  # the time limit of a job, without the time before its signal
 # States of a job that has ended. GONE: Slurm has forgotten it, which takes minutes.
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE"}
 ENDED |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
-# Reasons for which a job would wait forever.
+# Slurm's reasons of pending jobs that will never start.
 HOPELESS = re.compile(
     "Bad|Invalid|NotAllowed|MaxWallDuration|NeverSatisfied|ReservationDeleted|[Hh]eld"
     "|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
@@ -30,7 +30,7 @@ ERROR = re.compile(
 
 
 class Failure(Exception):
-    """A check fails; the message says why. `log` has the last lines of its job."""
+    """A check failed; the message has the reason, and `log` the last lines of the job."""
 
     def __init__(self, why: str, log: str = "") -> None:
         super().__init__(why)
@@ -38,32 +38,33 @@ class Failure(Exception):
 
 
 class Interrupted(Exception):
-    """A signal of this number ends the checks."""
+    """A signal ends the checks; its number is the argument."""
 
 
 @dataclass
 class Job:
-    """A job that was submitted, and its log."""
+    """The id and the log of a submitted job."""
 
     id: str
     log: Path
 
     def said(self) -> str:
-        """Return what the job said."""
+        """Return the text of the log, empty if it can't be read."""
         with suppress(OSError):
             return self.log.read_text("utf-8", "replace")
         return ""
 
 
 class Jobs:
-    """The jobs of this process, of which at most one has not ended.
+    """The jobs of this process. They run one after the other.
 
     Args:
-        patience: seconds that a job may take, with its time in the queue.
-        log: where jobs write, with %j for the number.
+        patience: maximum time of a job, with its time in the queue, in seconds.
+        log: path of the logs, with %j for the id of the job.
 
     Attributes:
-        running: those that may not have ended. all: every job.
+        running: the jobs that may not have ended yet.
+        all: all jobs that were submitted.
     """
 
     def __init__(self, patience: float, log: str) -> None:
@@ -83,7 +84,7 @@ class Jobs:
     def submit(
         self, script: str, *arguments: str, options: tuple[str, ...] = (), env: str = ""
     ) -> Job:
-        """Submit a script with few nodes and little time.
+        """Submit a script with at most two nodes and a short time limit.
 
         Raises:
             Failure: Slurm refuses it.
@@ -106,7 +107,7 @@ class Jobs:
             raise Failure(f"sbatch refuses {script}: {slurm.said(done)}")
         number = re.search(r"^(\d+)(;\S+)?\s*\Z", done.stdout, re.M)  # a cluster may follow
         if not number:
-            raise Failure(f"sbatch printed no number of a job but {done.stdout.strip()!r}")
+            raise Failure(f"sbatch printed {done.stdout.strip()!r}: expected the id of a job")
         job = Job(number[1], Path(self.log.replace("%j", number[1])))
         self.running.append(job)
         self.all.append(job)
@@ -115,7 +116,7 @@ class Jobs:
     def wait(
         self, job: Job, until: Callable[[dict[str, str]], object] = lambda _: False
     ) -> dict[str, str]:
-        """Wait until a job has ended, or something holds; return what Slurm says of it.
+        """Wait until a job has ended, or `until` is true; return what scontrol shows of it.
 
         Raises:
             Failure: it will never start, or takes too long.
@@ -132,10 +133,10 @@ class Jobs:
                 return facts
             said = f"job {job.id} is {state} ({reason})" if state else "Slurm does not answer"
             if state == "PENDING" and HOPELESS.search(reason):
-                raise Failure(f"{said}, and would wait forever")
+                raise Failure(f"{said}, and will never start")
             if time.monotonic() > deadline:
                 raise Failure(
-                    f"{said} after {self.patience / 60:.3g} minutes: --wait allows more", tail(job)
+                    f"{said} after {self.patience / 60:.3g} minutes: set a larger --wait", tail(job)
                 )
             if state == "PENDING" and reason not in ("", "None") and not shown:
                 say(f"    {said}")
@@ -144,17 +145,17 @@ class Jobs:
             time.sleep(POLL)
 
     def finish(self, job: Job) -> None:
-        """Wait for the end of a job that is to end well.
+        """Wait until a job has completed.
 
         Raises:
-            Failure: it ends in another way.
+            Failure: it ended in another state.
         """
         facts = self.wait(job)
         if facts["JobState"] != "COMPLETED":
             raise failure(job, facts)
 
     def cancel(self) -> None:
-        """Cancel what has not ended, and wait until it has, for a minute at most."""
+        """Cancel the jobs that have not ended; wait for their end, for at most a minute."""
         for job in self.running:
             with suppress(UsageError):
                 slurm.run("scancel", job.id)
@@ -176,7 +177,7 @@ class Jobs:
 
 
 def smallest(script: str) -> list[str]:
-    """Return the options with which the job of a script is as small as it can be."""
+    """Return the options of sbatch that limit a script to two nodes and a short time."""
 
     def asked(option: str) -> re.Match[str] | None:
         return re.search(rf"^#SBATCH --{option}$", script, re.M)
@@ -204,15 +205,15 @@ def minutes(limit: str) -> float:
 
 
 def failure(job: Job, facts: dict[str, str]) -> Failure:
-    """Return why a job failed: its first error, else its last line."""
+    """Return why a job failed: the first error in its log, else the last line."""
     lines = [LABEL.sub("", line) for line in job.said().splitlines()]
     lines = [line for line in lines if not NOISE.match(line)]
-    nothing = "it said nothing" if job.log.exists() else "it ended before it started"
+    nothing = "its log is empty" if job.log.exists() else "it wrote no log"
     error = next(filter(ERROR.match, lines), (lines or [nothing])[-1])
     state = f"{facts['JobState']}, exit code {facts.get('ExitCode', '?')}"
     return Failure(f"{' '.join(error.split())} ({state}; {job.log})", tail(job))
 
 
 def tail(job: Job) -> str:
-    """Return the last lines that a job said."""
+    """Return the last lines of a job's log."""
     return "\n".join(job.said().splitlines()[-40:])
