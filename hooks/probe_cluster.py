@@ -10,7 +10,8 @@ file, and changes nothing else:
 Above each answer, the file has the facts that led to it. Copier asks for each answer that was not
 found. In the new project, `make doctor` checks the answers.
 
-For all users of a cluster, it writes Copier's settings, and a module that sets them, to a folder:
+With --site, it writes to a new folder what all users of a cluster need: Copier's settings, and an
+environment module that names them:
 
     python3 probe_cluster.py --site /software/slurm-ddp cluster.yml
 """
@@ -37,11 +38,11 @@ NETWORK = "/sys/class/net"
 MIG = re.compile(r"\d+g\.\d+gb")
 UNUSABLE = {"DOWN", "DRAIN", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVALID_REG"}
 VENDORS = {"amd": r"mi\d{2,3}[a-z]?\Z", "intel": r"pvc|max[-_]?1\d{3}"}  # by the type of a GPU
-# Answers that are not the same for all users of a cluster.
+# Answers that differ between the users of a cluster.
 PERSONAL = {"account", "mail_user", "author_name", "author_email", "project_name", "package_name"}
 PERSONAL |= {"mail_type", "reservation", "shared_root"}
-# In a file of answers: characters that YAML does not take everywhere; an anchor or an alias, since
-# the answer that has the anchor may be left out; what begins a block of text.
+# In a file of answers: characters that YAML does not allow everywhere; an anchor or an alias,
+# because the answer with the anchor may be left out; the start of a block of text.
 UNPLAIN = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 ALIAS = re.compile(r"(^|: |- |\[|, ?) *[&*]\w")
 BLOCK = re.compile(r"(:|-) +[|>][0-9+-]* *( #.*)?$")
@@ -510,7 +511,7 @@ def login_shell(script: str, argument: str = "") -> str:
 
 
 def network_answer() -> Answer:
-    """Return the answer about the network of NCCL, from the interfaces of this node that are up."""
+    """Return the answer site_script, from the network interfaces of this node that are up."""
     shown = ask("ip", "-o", "-4", "addr", "show", "up")
     if shown is None:
         found = [(name, "") for name in sorted(os.listdir(NETWORK)) if name != "lo" and is_up(name)]
@@ -519,12 +520,12 @@ def network_answer() -> Answer:
     said = ", ".join(" ".join(each).strip() for each in found) or "none but loopback"
     facts = [f"network interfaces of this node: {said}", "those of compute nodes may be others"]
     slingshot = any(name.startswith("hsn") for name, _ in found)
-    # As the pages of LUMI and Frontier say; it stands for all interfaces whose names begin so.
+    # As the pages of LUMI and Frontier say; NCCL takes all interfaces whose names begin with hsn.
     return Answer("site_script", "export NCCL_SOCKET_IFNAME=hsn" if slingshot else "", facts)
 
 
 def is_up(interface: str) -> bool:
-    """Return whether a network interface is up. Some kinds of them do not say."""
+    """Return whether a network interface is up, or may be up: some kinds do not say."""
     with open(os.path.join(NETWORK, interface, "operstate")) as state:
         return state.read().strip() in ("up", "unknown")
 
@@ -584,18 +585,18 @@ def probe() -> str:
 
 
 def settings(answers: str, source: str) -> str:
-    """Return Copier's settings for all users: the answers, but for those that belong to a person.
+    """Return Copier's settings for all users: the answers without those that differ between users.
 
-    Of these is a QOS that the accounting lists as one of the user's; one that a preset has, is not.
+    A QOS is left out if the accounting lists it for this user. The QOS of a preset stays.
 
     Args:
-        answers: a YAML mapping. Each key begins a line: there is no parser of YAML here.
-        source: where they are from.
+        answers: a YAML mapping. Each key begins a line, because there is no parser of YAML here.
+        source: the name of the file, for errors.
 
     Raises:
-        SystemExit: a line is not of that form.
+        SystemExit: a line does not have that form.
     """
-    lines = ["# Copier's settings: what users of this cluster are not asked.", "defaults:"]
+    lines = ["# Copier's settings for all users: Copier does not ask these questions.", "defaults:"]
     if not re.search("^setup:", answers, re.MULTILINE):
         lines.append("  setup: quick # `copier copy --data setup=full` asks all questions")
     own: List[str] = []
@@ -612,7 +613,7 @@ def settings(answers: str, source: str) -> str:
             expected = "NAME: ANSWER, found " + ascii(line.strip())[1:-1]
         if not found or expected:
             sys.exit(f"error: {source}, line {number}: expected {expected}")
-        # A line that is no name and no comment goes on with the answer above.
+        # A line that is neither a name nor a comment continues the answer above.
         if found.group("name"):
             name = found.group("name")
             left_out = name in PERSONAL or lines[-1].startswith("  # yours: ")
@@ -636,7 +637,7 @@ def settings(answers: str, source: str) -> str:
 
 
 def wrong_characters(line: str, in_block: bool) -> str:
-    """Return what a line of a file of answers must not have, and has; "" if all is well."""
+    """Return what a line of a file of answers must not have, "" if the line is fine."""
     if UNPLAIN.search(line):
         return "no tab and no control character"
     free = in_block or line.startswith("#")
@@ -644,7 +645,7 @@ def wrong_characters(line: str, in_block: bool) -> str:
 
 
 def modulefiles(site: str, template: str) -> Dict[str, str]:
-    """Return a module for Lmod and for Environment Modules, by path in the folder of the site."""
+    """Return the modulefiles for Lmod and Environment Modules, by their paths in the folder."""
 
     def lua(word: str) -> str:
         return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
@@ -653,9 +654,9 @@ def modulefiles(site: str, template: str) -> Dict[str, str]:
         return '"' + re.sub(r'(["\\$\[\]])', r"\\\1", word) + '"'
 
     address = "$SLURM_DDP_TEMPLATE" if template else "<address of the template>"
-    advice = f"Type: copier copy {address} my-project"
+    advice = f"To create a project, type: copier copy {address} my-project"
     commands = [
-        ("whatis", "Description: makes projects that train PyTorch models here. " + advice),
+        ("whatis", "Description: projects that train PyTorch models on this cluster. " + advice),
         ("setenv", "COPIER_SETTINGS_PATH", os.path.join(site, "settings.yml")),
         ("prepend_path", "PATH", os.path.join(site, "bin")),
     ]
@@ -685,7 +686,7 @@ def read(file: str) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a name is UTF-8 and has no control characters, whatever the locale is."""
+    """Return whether a name is UTF-8, in any locale, and has no control characters."""
     try:
         os.fsencode(name).decode("utf-8")
     except UnicodeError:
@@ -694,11 +695,11 @@ def is_plain(name: str) -> bool:
 
 
 def write_site(site: str, template: str, file: str) -> None:
-    """Write the settings and the module to a new folder: all of it, or nothing.
+    """Write the settings and the module to a new folder; after an error, write nothing.
 
     Raises:
-        SystemExit: the folder's name is bad, it exists or cannot be written, or the answers cannot
-            be read.
+        SystemExit: the name or the address has bad characters, the folder exists or cannot be
+            written, or the answers cannot be read.
     """
     if not site:
         sys.exit("error: --site: expected the name of a new folder")
@@ -725,23 +726,23 @@ def write_site(site: str, template: str, file: str) -> None:
         sys.exit(f"error: {site} cannot be written ({error.strerror}): name another folder")
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    print(f"wrote {site}: read its settings.yml, then: module use {site}/modulefiles")
+    print(f"wrote {site}: check its settings.yml, then type: module use {site}/modulefiles")
 
 
 def main() -> None:
-    """Write the file of answers, or what all users share."""
+    """Write a file of answers, or the settings and the module of a site."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    about = "the file to write (cluster.yml); with --site, answers to read instead of asking"
+    about = "file to write (cluster.yml); with --site, file of answers to read; none: ask Slurm"
     parser.add_argument("file", nargs="?", default="", help=about)
-    about = "write Copier's settings, and a module that sets them, to this new folder"
+    about = "write Copier's settings, and a module that names them, to this new folder"
     parser.add_argument("--site", metavar="DIR", help=about)
-    about = "with --site: the template's address, for the module to set"
+    about = "with --site: address of the template; the module sets SLURM_DDP_TEMPLATE to it"
     parser.add_argument("--template", metavar="ADDRESS", default="", help=about)
     given = parser.parse_args()
     if given.site is not None:
         return write_site(given.site, given.template, given.file)
     if given.template:
-        sys.exit("error: --template is for the module: name its folder by --site DIR")
+        sys.exit("error: --template needs --site DIR, the new folder of the module")
     file = given.file or "cluster.yml"
     if os.path.lexists(file):
         sys.exit(f"error: {file} exists: name another file, or remove it")

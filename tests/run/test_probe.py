@@ -362,7 +362,7 @@ trackers: [mlflow,
   aim]
 """
 SETTINGS = """\
-# Copier's settings: what users of this cluster are not asked.
+# Copier's settings for all users: Copier does not ask these questions.
 defaults:
   setup: quick # `copier copy --data setup=full` asks all questions
   # Answers about a cluster.
@@ -489,7 +489,7 @@ def test_a_site_is_probed_without_a_file_of_answers(ask: Ask, tmp_path: Path) ->
         (None, ("--site", "new"), "answers.yml cannot be read (No such file or directory): name a"),
         ("\udcff", ("--site", "new"), "answers.yml cannot be read (not UTF-8): name a file of an"),
         ("a: 1\n", ("--site", "file/new"), "/file/new cannot be written (Not a directory): name"),
-        ("a: 1\n", ("--template", "x"), "--template is for the module: name its folder by --site"),
+        ("a: 1\n", ("--template", "x"), "--template needs --site DIR, the new folder of the mod"),
     ],
 )
 def test_a_site_is_written_whole_or_not_at_all(
