@@ -15,7 +15,7 @@ HEAD = """\
 All questions of the template, in their order. `setup: quick` asks those in bold, `full` asks all;
 what is not asked gets its default. A question is asked only where an earlier answer makes it
 matter. Any of them can be given by `--data NAME=VALUE`, or in a file by `--data-file`. Answers in
-Copier's settings replace the defaults, and `quick` does not ask for them
+Copier's settings replace the defaults, and `quick` does not ask these questions
 ([for support teams](for-support-teams.md)).
 
 Answers are changed later by `copier update --data NAME=VALUE`, never by hand in

@@ -59,7 +59,7 @@ COMMANDS = {
     "export": "write a trained network as a graph, for programs without this project's code",
     "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
     "check-comm": "check that the ranks can talk to each other, and how fast",
-    "acceptance": "run each kind of job once on the cluster, and say what works",
+    "acceptance": "run each kind of job once on the cluster, to test that it works",
     "runs": "list the runs and how they stand: running, finished, failed, stuck",
     "show": "tell everything about one run on a screen",
     "prune": "remove checkpoints of finished runs, to free space",

@@ -131,8 +131,8 @@ run_resumable() {
     [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
-    # The first rank that fails writes its error to the first file. Those that wait for it are stopped
-    # then, and srun's exit code tells of them alone. The second has a line for each node that a later
+    # The first rank that fails writes its error to FAILURE_FILE. The ranks that wait for it are then
+    # stopped, and srun's exit code is theirs. BAD_NODES_FILE has a line for each node that a later
     # start should not use.
     export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
     export BAD_NODES_FILE=$PWD/logs/bad-nodes-$SLURM_JOB_ID
@@ -146,7 +146,7 @@ run_resumable() {
         PAID_SINCE=$paid_since RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
         read_log
         if [[ -e $FAILURE_FILE ]]; then
-            # Slurm may lose what a rank says as it ends, and another rank's end may keep it silent.
+            # Slurm may lose the last output of a rank, or stop the rank before it prints its error.
             error=$(<"$FAILURE_FILE")
             [[ -z $error ]] || grep -qF -e "$error" < <(tail --bytes="+$((size + 1))" "$log") || echo "the first rank that failed said: $error"
             rm "$FAILURE_FILE"
