@@ -32,7 +32,7 @@ def machine() -> list[str]:
 def members(folder: str) -> list[psutil.Process]:
     """The processes of a cluster."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["name"]):
         try:
             if process.environ().get("SLURM_CONF") == f"{folder}/slurm.conf":
                 found.append(process)
@@ -56,7 +56,7 @@ def test_nothing_is_left(killed: bool, kept: str) -> None:
     names = {"slurmctld", "slurmd", "munged", "srun", "sleep"}
     names |= {"slurmdbd", "mariadbd"} if kept == "accounts" else set()
     wait_for(
-        lambda: names <= {process.name() for process in members(folder)},
+        lambda: names <= {process.info["name"] for process in members(folder)},
         lambda: f"{members(folder)}",
     )
     assert machine() == before

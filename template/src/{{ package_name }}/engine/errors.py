@@ -40,13 +40,14 @@ def is_rank_0() -> bool:
 def note_failure(error: str) -> None:
     """Tell the batch script that this rank failed and why, so that it does not requeue the job.
 
-    Of several errors, the first one counts. The launcher may return the exit code of another rank,
-    which it killed. A trial of a sweep tells nothing, since the sweep continues. Other ranks than 0
-    then wait until the launcher ends them, so that rank 0 alone prints an error of all ranks.
+    Of several errors, rank 0's counts, else the first one. The launcher may return the exit code of
+    another rank, which it killed. A trial of a sweep tells nothing, since the sweep continues.
+    Other ranks than 0 then wait until the launcher ends them, so that rank 0 alone prints an error
+    of all ranks.
     """
     if os.environ.get("FAILURE_FILE") and "SWEEP_TRIAL" not in os.environ:
-        path = Path(os.environ["FAILURE_FILE"])
-        with suppress(OSError), path.open("x", encoding="utf-8") as file:
+        path, mode = Path(os.environ["FAILURE_FILE"]), "w" if is_rank_0() else "x"
+        with suppress(OSError), path.open(mode, encoding="utf-8") as file:
             file.write(f"{printable(error)[:1000]}\n")  # bash looks for it in the log
     if not is_rank_0():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))

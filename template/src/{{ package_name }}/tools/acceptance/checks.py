@@ -87,7 +87,7 @@ class Checks:
 
     def communication(self) -> str:
         """Let the ranks of a job communicate, on the same devices as in a training."""
-        device = self.settings.device
+        device: str = self.settings.device
         if device == "auto" and self.modes:
             found = re.search(r"--device (\w+)", script_of(self.modes[-1]).read_text("utf-8"))
             device = found[1] if found else device

@@ -198,7 +198,7 @@ def minutes(limit: str) -> float:
     if not limit[:1].isdigit():  # UNLIMITED
         return float("inf")
     days, dash, rest = limit.rpartition("-")
-    parts = [int(part) for part in (*rest.split(":"), 0)]
+    parts = [int(part) for part in f"{rest}:0".split(":")]
     if dash:
         return 24 * 60 * int(days) + 60 * parts[0] + parts[1]
     return 60 * parts[0] + parts[1] if rest.count(":") == 2 else parts[0]
