@@ -42,6 +42,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
 }
 # Defaults that follow from another answer than the project's name.
 DEFAULTS = {
+    "tools": "all of them",
     "project_name": "`MNIST DDP`, with `--defaults`",
     "signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes",
 }
