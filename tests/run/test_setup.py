@@ -400,7 +400,7 @@ def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environm
     config = project / "pyproject.toml"
     config.write_text(config.read_text().replace('    "torch>=2.6",\n', ""))
     page = (TEMPLATE / "docs/for-support-teams.md").read_text()
-    (fill,) = re.findall(r"^(pip download .*?) +#", page, re.MULTILINE)
+    (fill,) = re.findall(r"`(pip download .*?)`", page)
     fill = fill.replace("pip", f"{sys.executable} -m pip", 1).replace(" torch ", " tqdm ")
     subprocess.run(fill, shell=True, cwd=project, check=True, capture_output=True)
 
