@@ -99,6 +99,7 @@ BAD: dict[str, list[Any]] = {
         *["export A=1 WANDB_API_KEY=x", "declare -x HF_TOKEN='x'", 'export "WANDB_API_KEY=x"'],
         *["[[ -n $A ]] && export WANDB_API_KEY=x", "export MYSQL_PWD=x", "PGPASS=x", "APIKEY=x"],
         *["PASSPHRASE=x", "export http_proxy=http://user:pass@proxy:3128", "PGPASSWORD=123456"],
+        *["export NOTIFY_URL=https://chat.example.org/hooks/x", "NOTIFY_URL='x'"],
         *["exit 1", "export A=1\nreturn", "exec bash", "exec srun a > b"],
         *["export A='x", 'export A="x', "A=1 # don't\nB='"],
         *["set -eu", "set -o errexit", "set -u -o pipefail -e", "set -Eeuo pipefail"],

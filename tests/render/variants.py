@@ -205,6 +205,7 @@ def complete(answers: Mapping[str, Any]) -> Answers:
 ALWAYS = (
     ".copier-answers.yml",
     ".editorconfig",
+    ".env.example",
     ".gitattributes",
     ".gitignore",
     "AGENTS.md",
@@ -238,11 +239,11 @@ ALWAYS = (
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
-    "hooks inference nested networks position schedule shards torchrun updater",
+    "hooks inference nested networks position schedule shards torchrun updater weights",
     "engine/data/": "__init__ batches seeds steps stream workers",
     "engine/ranks/": "__init__ device dtensor environment meeting process_group signals "
     "slurm_commands step_totals strategy topology world",
-    "engine/run/": "__init__ description folder logger logging_setup media messages meters "
+    "engine/run/": "__init__ description folder logger logging_setup media messages meters notify "
     "provenance record run_lock slow_ranks status usage clock machine",
     "trackers/": "__init__ dispatch",
     "tools/": "__init__ costs runs text",
@@ -287,8 +288,6 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     if a["trackers"] or a["sweep"] == "wandb":
         files |= {f"{package}/tools/sync.py", f"{package}/tools/check_trackers.py"}
         files |= {"tests/test_trackers.py"}
-    if {"wandb", "aim", "mlflow"} & {*a["trackers"], a["sweep"]}:
-        files |= {".env.example"}
     if servers := a["monitoring_servers"]:
         parts = (
             "__init__",
@@ -329,7 +328,7 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
     """Return the names of the packages that a project of these answers needs."""
     a = complete(given)
     names = {"torch", "annotated-types", "matplotlib", "numpy", "psutil", "pydantic"}
-    names |= {"python-dotenv", "pyyaml", "tqdm", "tyro"}
+    names |= {"python-dotenv", "pyyaml", "safetensors", "tqdm", "tyro"}
     names |= {"pillow", "pyarrow"} if a["example"] == "images" else set()
     if a["launch_modes"] != ["cpu"]:
         names |= {{"nvidia": "nvidia-ml-py", "intel": "pyzes"}.get(a["accelerator"], "torch")}

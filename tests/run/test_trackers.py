@@ -130,6 +130,7 @@ SECRET = "p@ss/w:rd?&staple"
         ("SOME_PASSWORD", SECRET),
         ("db_pass", SECRET),
         ("MYSQL_PWD", SECRET),
+        ("NOTIFY_URL", SECRET),
         ("https_proxy", f"http://me:{quote(SECRET, safe='')}@proxy.example:3128"),
         ("AIM_REPO", f"aim://me:{SECRET}@example.org"),
     ],

@@ -56,7 +56,7 @@ COMMANDS = {
     "download": "fetch the dataset and verify it; run this where there is internet",
     "evaluate": "measure a trained network on a dataset, as the training does",
     "predict": "write what a trained network makes of a dataset",
-    "export": "write a trained network as a graph, for programs without this project's code",
+    "export": "write a trained network as weights or a graph, for other programs",
     "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
     "check-comm": "check that the ranks can talk to each other, and how fast",
     "acceptance": "run each kind of job once on the cluster, to test that it works",

@@ -207,6 +207,14 @@ class Learner:
         """Return predictions: a tensor with a row for each sample, or several in any nesting."""
         return networks(*self.inputs(batch))
 
+    def pretrained(self, networks: Networks) -> Any:  # noqa: ANN401 - of another library
+        """Return what `export --output FOLDER` writes, by its method `save_pretrained`.
+
+        The default is the network, which may be one of transformers. Return a part of it, or a
+        tuple, such as of the network and its tokenizer.
+        """
+        return networks
+
     def describe(self, prediction: Any) -> Any:  # noqa: ANN401
         """Return the prediction for one sample as JSON can represent it, for `predict`.
 

@@ -4,6 +4,7 @@
     schedule.py     the learning rate; position.py: how far the training is
     networks.py     networks, their moving averages and optimizers, by name
     checkpoint.py   what a checkpoint holds; checkpoint_files.py, shards.py: its files
+    weights.py      files of safetensors, for and from other programs
     evaluate.py     metrics over a dataset, of all ranks
     hooks.py        the hooks of model.py, and what they get
     inference.py    use of a trained network
@@ -13,7 +14,7 @@
     errors.py       errors of one line; filesystem.py: safe files; nested.py: batches of any nesting
     ranks/          how ranks start, meet, talk and stop; device; DDP and FSDP
     data/           which samples each rank reads; loading workers; seeds
-    run/            the run folder: its lock, log, metrics, status and provenance
+    run/            the run folder: its lock, log, metrics, status, provenance; a message at its end
 
 The names below are for your files. They stay when a later version moves what is in here.
 """

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from . import weights
 from .errors import UsageError
 from .filesystem import (
     HashedFile,
@@ -200,6 +201,8 @@ def errors_explained(path: Path) -> Iterator[None]:
     """Raise a UsageError for whatever reading a file raises; torch does not document what it is."""
     try:
         yield
+    except ModuleNotFoundError:
+        raise  # a package is missing, whatever the file is
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise UsageError(
@@ -277,12 +280,16 @@ def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> di
 def read(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint's file, without its shards; or in that of a state_dict.
 
-    The file can't run code. Raises UsageError if it is no checkpoint, or can't be read.
+    That may be a file of torch.save or of safetensors. No file can run code. Raises UsageError if
+    it is no checkpoint, or can't be read.
     """
     with errors_explained(path):
         with open_regular(path) as file:  # torch would replace an OSError by an error of its own
-            check_archive(file)
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            if weights.is_safetensors(path, file):
+                state: Any = weights.read(path)
+            else:
+                check_archive(file)
+                state = torch.load(file, map_location="cpu", weights_only=True)
         if count(state) > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES} values")
     if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):

@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 LEFT = re.compile("closed|reset|Broken pipe")
 """Matches the messages of sockets whose other end was closed."""
-SECRET = re.compile("(?i)key|token|passw|passphrase|_pass$|_pwd$|secret|credential")
+SECRET = re.compile("(?i)key|token|passw|passphrase|_pass$|_pwd$|secret|credential|^notify_url$")
 """Matches the names of variables that hold secrets."""
 
 

@@ -24,8 +24,8 @@ Own = TypeVar("Own", bound=Settings)
 class Trained:
     """A learner with the networks of a checkpoint, ready to predict.
 
-    `networks` are in evaluation mode: a module, or a dictionary of several. `step` and `path` are
-    those of the checkpoint.
+    `networks` are in evaluation mode: a module, or a dictionary of several. `step`, `path` and
+    `position` are those of the checkpoint.
     """
 
     learner: Any
@@ -34,6 +34,7 @@ class Trained:
     step: int
     path: Path
     device: torch.device
+    position: Position = dataclasses.field(default_factory=Position)
 
     def to(self, device: torch.device | str) -> "Trained":
         """Move the networks to a device, on which they then predict."""
@@ -94,7 +95,7 @@ def load(
             module.load_state_dict(states[name])
             module.eval()
         trained.step = state["position"]["step"]
-        Position.from_state_dict(state["position"])
+        trained.position = Position.from_state_dict(state["position"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the model "

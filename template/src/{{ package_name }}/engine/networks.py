@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from . import weights
 from .checkpoint_files import find, load
 from .config import Settings
 from .errors import UsageError
@@ -219,7 +220,8 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
 
     Args:
         modules: the networks.
-        source: a run folder, whose best checkpoint is taken; a checkpoint; or a state_dict.
+        source: a run folder, whose best checkpoint is taken; a checkpoint; or a state_dict, in a
+            file of torch.save or of safetensors.
         partial: whether to take only the tensors that fit by name and shape.
 
     Raises:
@@ -230,9 +232,12 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     states = state["averages"] or state["networks"]
     if len(states) == len(modules) == 1:
         states = dict(zip(modules, states.values(), strict=True))
+    elif len(states) == 1:  # of a state_dict
+        states = weights.by_network(next(iter(states.values())), modules) or states
     taken = 0
     for name, module in modules.items():
-        mine, theirs = module.state_dict(), states.get(name, {})
+        mine = module.state_dict()
+        theirs = weights.with_tied(states.get(name, {}), mine)
         fitting = {k: v for k, v in theirs.items() if k in mine and mine[k].shape == v.shape}
         misfits = ", ".join(key for key in {**mine, **theirs} if key not in fitting)
         if misfits and not partial:

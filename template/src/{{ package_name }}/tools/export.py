@@ -1,9 +1,13 @@
-"""Writes a trained network as a graph in a file: `python -m <package> export RUN_DIR`."""
+"""Writes a trained network for other programs: `python -m <package> export RUN_DIR`."""
 
 import dataclasses
+import json
 import logging
+import os
+import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -12,10 +16,14 @@ import torch
 import tyro
 
 from .. import data
+from ..engine import weights
 from ..engine.checks import check_data_dir
-from ..engine.config import read_flags
+from ..engine.config import PATHS, read_flags
 from ..engine.errors import UsageError
+from ..engine.filesystem import read_object, remove
+from ..engine.inference import Trained
 from ..engine.nested import map_tensors
+from ..engine.run.provenance import hidden
 from ..learner import model_class
 from . import program
 
@@ -24,38 +32,131 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Write a trained network as a graph, which runs without this project's code."""
+    """Write a trained network as weights or a graph, for programs without this project's code."""
 
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
     output: Path = Path("network.pt2")
-    """file to write: .pt2 for torch.export.load, or .onnx (first pip install onnx onnxscript)"""
+    """file to write: .safetensors for the weights, .pt2 for a graph that torch.export.load reads,
+    .onnx (first pip install onnx onnxscript); a name without an ending is a folder that
+    from_pretrained of transformers loads"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     network: str | None = None
-    """name of the network to write, if model.py builds several"""
+    """name of the network to write, if model.py builds several; .safetensors takes all"""
     data_dir: str | None = None
-    """folder of the dataset's files, from which two samples are read; else that of the run"""
+    """folder of the dataset's files, from which a graph needs two samples; else that of the run"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the file; return 0.
+    """Write the file or folder; return 0.
 
     Raises:
-        UsageError: a flag is wrong, the file can't be written, or torch can't make a graph of the
-            network.
+        UsageError: a flag is wrong, the file can't be written, torch can't make a graph of the
+            network, or it has no `save_pretrained`.
     """
     flags = read_flags(Flags, argv, program("export"))
-    if flags.output.suffix not in (".pt2", ".onnx"):
-        raise UsageError(f"--output is {flags.output}: end its name in .pt2 or .onnx")
-    if flags.output.suffix == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+    kind = flags.output.suffix
+    if kind not in WRITERS:
+        raise UsageError(
+            f"--output is {flags.output}: end its name in .safetensors, .pt2 or .onnx; a folder's "
+            "has no ending"
+        )
+    if kind == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise UsageError("ONNX needs two more packages: pip install onnx onnxscript")
+    if not kind and flags.output.exists():
+        raise UsageError(f"{flags.output} exists: choose another folder with --output")
     trained = model_class().load(flags.run, which=flags.checkpoint)
-    network = trained.networks
-    if isinstance(network, dict):
-        if flags.network not in network:
-            raise UsageError(f"--network is {flags.network}: choose one of {', '.join(network)}")
-        network = network[flags.network]
+    if flags.network and flags.network not in trained.evaluated:
+        raise UsageError(f"--network is {flags.network}: choose one of {_names(trained)}")
+    WRITERS[kind](trained, flags)
+    log.info("the network of step %d is in %s", trained.step, flags.output)
+    return 0
+
+
+def _names(trained: Trained) -> str:
+    return ", ".join(trained.evaluated)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def _write_weights(trained: Trained, flags: Flags) -> None:
+    """Write the state_dict of the networks, or of the one that is chosen."""
+    chosen = [flags.network] if flags.network else [*trained.evaluated]
+    states = {name: trained.evaluated[name].state_dict() for name in chosen}
+    with _errors_explained(flags.output):
+        weights.write(flags.output, states, _metadata(trained))
+
+
+def _metadata(trained: Trained) -> dict[str, str]:
+    """Return what the file says of its origin: no paths, and nothing that looks like a secret."""
+    settings, position = trained.settings, trained.position
+    told = {
+        name: value
+        for name, value in settings.as_dict().items()
+        if name not in PATHS
+        and not isinstance(getattr(settings, name), Path)
+        and not (isinstance(value, str) and value.startswith(("/", "~", "$")))
+    }
+    commit = None
+    with suppress(OSError, ValueError):  # it is in the run folder, and this may be a copy
+        facts = read_object(trained.path.parent.parent / "provenance.json", {"git": dict})
+        commit = facts["git"].get("commit") if "git" in facts else None
+    values = {
+        "format": "pt",  # transformers reads no other
+        "package": __package__.partition(".")[0],
+        "torch": torch.__version__,
+        "run": settings.run_dir and f"{settings.experiment}/{Path(settings.run_dir).name}",
+        "step": trained.step,
+        "best_metric": trained.learner.best[0],
+        "best_value": position.best_score,
+        "best_step": position.best_step,
+        "commit": commit,
+        "settings": json.dumps(told),
+    }
+    return {name: hidden(str(value)) for name, value in values.items() if value is not None}
+
+
+def _write_folder(trained: Trained, flags: Flags) -> None:
+    """Let what the learner's `pretrained` returns write itself into a new folder."""
+    found = trained.learner.pretrained(trained.networks)
+    parts = found if isinstance(found, tuple) else (found,)
+    for part in parts:
+        if not hasattr(part, "save_pretrained"):
+            raise UsageError(
+                f"{flags.output} would be a folder, but {type(part).__name__} has no "
+                "save_pretrained: let the method pretrained(networks) in model.py return a network "
+                "of transformers, or end --output in .safetensors"
+            )
+    unfinished = flags.output.with_name(f"{flags.output.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with _errors_explained(flags.output):
+            unfinished.mkdir()
+            for part in parts:
+                part.save_pretrained(unfinished)
+            os.replace(unfinished, flags.output)
+    finally:
+        remove(unfinished)
+
+
+@contextmanager
+def _errors_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"can't write {path}: {reason}; choose another --output") from None
+
+
+# -- a graph --------------------------------------------------------------------------------------
+
+
+def _write_graph(trained: Trained, flags: Flags) -> None:
+    """Write the network as torch.export traces it, in torch's own format or as ONNX."""
+    if flags.network is None and len(trained.evaluated) > 1:
+        raise UsageError(f"--network is missing: choose one of {_names(trained)}")
+    network = trained.evaluated[flags.network or next(iter(trained.evaluated))]
     data_dir = flags.data_dir or trained.settings.data_dir
     settings = dataclasses.replace(trained.settings, data_dir=data_dir)
     check_data_dir(settings)
@@ -78,5 +179,11 @@ def main(argv: Sequence[str]) -> int:
             "if torch can't make a graph of the network, let inputs in model.py return the "
             "arguments of its forward, or use Model.load instead"
         ) from None
-    log.info("the network of step %d is in %s", trained.step, flags.output)
-    return 0
+
+
+WRITERS = {
+    "": _write_folder,
+    ".safetensors": _write_weights,
+    ".pt2": _write_graph,
+    ".onnx": _write_graph,
+}

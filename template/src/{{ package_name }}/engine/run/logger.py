@@ -29,6 +29,7 @@ from .logging_setup import log_to_file, read_log
 from .media import as_csv, pixels
 from .messages import log_step
 from .meters import JsonLines
+from .notify import notify
 from .status import Status, StatusFile
 from .usage import UsageFile, lines, total
 
@@ -65,6 +66,7 @@ class RunLogger:
     ) -> None:
         self.checkpointing, self.active = checkpointing, world.is_main
         self.ending: Status = "failed"
+        self.tested: dict[str, float] = {}
         self.folder = Path(str(settings.run_dir))
         position, resume_step = checkpointing.position, checkpointing.resumed_from or 0
         self.status = StatusFile(*best, resume_step, position.best_score, position.best_step)
@@ -92,8 +94,8 @@ class RunLogger:
             self.usage = UsageFile(self.folder, workers)
             self.write_usage()  # the first sample may come later than a stop
             self.checkpointing.meter.machine.after = self.write_usage
-            run = describe_run(settings, facts, resume_step)
-            self.trackers = trackers(run, self.lines.earlier)
+            self.run = describe_run(settings, facts, resume_step)
+            self.trackers = trackers(self.run, self.lines.earlier)
         except OSError as error:
             raise UsageError(
                 f"can't write to the run folder {self.folder}: {error.strerror}; choose another "
@@ -230,11 +232,8 @@ class RunLogger:
                 f"can't write {path}: {error.strerror}; free some space and run the same command "
                 "again: it resumes from the newest checkpoint"
             ) from None
-        found = (
-            f"{name.removeprefix('test_')} {value:.4g}"
-            for name, value in values.items()
-            if name.startswith("test_")
-        )
+        self.tested = {name: x for name, x in values.items() if name.startswith("test_")}
+        found = (f"{name.removeprefix('test_')} {x:.4g}" for name, x in self.tested.items())
         log.info("test: %s; more in %s", ", ".join(found), path)
 
     def __enter__(self) -> "RunLogger":
@@ -262,6 +261,7 @@ class RunLogger:
         self.write_usage()
         with suppress(OSError):  # the disk is full
             self.lines.file.close()
+        notify(state, self.run, self.tested)
         logging.getLogger().removeHandler(self.log)
 
     def _write(self, name: str, text: str) -> None:

@@ -38,7 +38,7 @@ def collect(world: World) -> dict[str, Any]:
     Only Slurm's and the container's variables are read: others may hold secrets.
     """
     code = snapshot()
-    diff = _hidden(_kept(code, "diff") if code else _diff() or "")
+    diff = hidden(_kept(code, "diff") if code else _diff() or "")
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
     # Images lack git: the batch script or a release sets the variable.
@@ -58,7 +58,7 @@ def collect(world: World) -> dict[str, Any]:
                 packages[name] = each.metadata["Version"]
     # Either may hold a secret: a flag, or the login in the address of the template.
     started = json.dumps([sys.argv, _answers()], ensure_ascii=False, default=str)
-    command, template = json.loads(_hidden(started))
+    command, template = json.loads(hidden(started))
     return {
         "command": command,
         "snapshot": code and code.name,
@@ -96,7 +96,7 @@ def _answers() -> Any:  # noqa: ANN401 - any YAML
         ) from None
 
 
-def _hidden(text: str) -> str:
+def hidden(text: str) -> str:
     """Return a text without what looks like a secret."""
     return without_secrets(KEYS.sub(r"\1<secret>", text))
 

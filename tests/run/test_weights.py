@@ -1,0 +1,259 @@
+"""Weights as safetensors: `export` writes them, `--init-from` reads them, and so do others."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pages import put_example
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from .conftest import Job, clean_environment, spawn, srun
+
+TOKEN = "sk-correct-horse-7"
+
+
+def command(project: Path, folder: Path, *words: str, **env: str) -> Job:
+    """Run a command of the project."""
+    return spawn(project, folder / "command", [["demo", *words]], [env]).wait()
+
+
+def error(job: Job) -> str:
+    """Return the one line of a command that failed."""
+    assert job.codes == [1] and job.log.count("\n") == 1, job.log
+    return job.log
+
+
+@pytest.fixture(scope="module")
+def averaged(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run with averages, whose best step is not its last."""
+    folder = tmp_path_factory.mktemp("averaged")
+    flags = ("--ema=0.5", "--max-steps=12", "--validate-every=4", "--tags", TOKEN)
+    return srun(project, folder / "run", 2, *flags).wait()
+
+
+def test_the_best_averages_are_written_and_read(
+    project: Path, averaged: Job, tmp_path: Path
+) -> None:
+    path = tmp_path / "network.safetensors"
+    path.write_text("is replaced")
+    export = ("export", str(averaged.run_dir), f"--output={path}")
+    job = command(project, tmp_path, *export, MY_TOKEN=TOKEN)
+    assert job.codes == [0], job.log
+    assert [each.name for each in tmp_path.glob("*.tmp")] == []
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+    folder = averaged.run_dir / "checkpoints"
+    best = torch.load(folder / (folder / "best").read_text(), weights_only=True)
+    written = load_file(path)
+    assert written.keys() == best["averages"]["network"].keys()
+    for name, tensor in best["averages"]["network"].items():
+        assert torch.equal(written[name], tensor)
+
+    started = ("--max-steps=1", f"--init-from={path}", "--freeze", "layers.0.*")
+    job = srun(project, tmp_path / "started", 1, *started).wait()
+    assert f"network starts from {path}: 20 of 20 tensors" in job.log
+    kept = torch.load(tmp_path / "started/checkpoints/step-00000001.pt", weights_only=True)
+    weight = kept["networks"]["network"]["layers.0.0.weight"]
+    assert torch.equal(weight, written["layers.0.0.weight"])
+
+
+def test_the_file_tells_where_it_comes_from_and_no_more(
+    project: Path, averaged: Job, tmp_path: Path
+) -> None:
+    path = tmp_path / "network.safetensors"
+    words = ("export", str(averaged.run_dir), f"--output={path}")
+    job = command(project, tmp_path, *words, "--checkpoint=latest", MY_TOKEN=TOKEN)
+    assert job.codes == [0], job.log
+    with safe_open(path, "pt") as file:
+        told = file.metadata()
+    settings = json.loads(told.pop("settings"))
+    summary = averaged.summary
+    facts = json.loads((averaged.run_dir / "provenance.json").read_text())
+    commit = facts["git"]["commit"]
+    assert told == {
+        "format": "pt",
+        "package": "demo",
+        "torch": torch.__version__,
+        "run": "demo/run",
+        "step": "12",
+        "best_metric": "validation/accuracy",
+        "best_value": str(summary["validation_accuracy"]),
+        "best_step": str(summary["best_step"]),
+        **({"commit": commit} if commit else {}),
+    }
+    assert settings["lr"] == 0.15 and settings["tags"] == ["<MY_TOKEN>"]
+    assert not {"data_dir", "run_dir", "run_root", "init_from", "resume"} & settings.keys()
+    content = path.read_bytes()
+    assert TOKEN.encode() not in content and str(averaged.run_dir).encode() not in content
+
+
+def test_what_can_not_be_written_is_one_line(project: Path, averaged: Job, tmp_path: Path) -> None:
+    run = str(averaged.run_dir)
+    for output, said in (
+        ("x.pt", "end its name in .safetensors, .pt2 or .onnx"),
+        (f"{tmp_path}/none/x.safetensors", "No such file or directory; choose another --output"),
+        (str(tmp_path), f"{tmp_path} exists: choose another folder with --output"),
+        (f"{tmp_path}/folder", "has no save_pretrained: let the method pretrained(networks)"),
+    ):
+        assert said in error(command(project, tmp_path, "export", run, f"--output={output}"))
+    words = ("export", run, f"--output={tmp_path}/x.safetensors", "--network=critic")
+    assert "choose one of network" in error(command(project, tmp_path, *words))
+    assert [each.name for each in tmp_path.iterdir()] == ["command.0.log"]
+
+
+def test_a_missing_package_is_named(project: Path, averaged: Job, tmp_path: Path) -> None:
+    """As in the environment of a project that was set up before it was needed."""
+    (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError(name=__name__)\n")
+    hidden = f"{tmp_path}:{project}/src"
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.zeros(1)}, path)
+    for words in (
+        ["export", str(averaged.run_dir), f"--output={path}"],
+        ["train", "--dataset=synthetic", "--device=cpu", "--trackers=none", f"--init-from={path}"],
+    ):
+        job = command(project, tmp_path, *words, PYTHONPATH=hidden)
+        assert "error: there is no module safetensors" in job.log, job.log
+        assert "run 'make clean-env setup'" in job.log and job.codes == [1]
+
+
+class Tied(nn.Module):
+    """A network whose embedding is its last layer, too."""
+
+    def __init__(self, tie: bool = True) -> None:
+        super().__init__()
+        self.first, self.last = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+        if tie:
+            self.last.weight = self.first.weight
+        self.register_buffer("rest", torch.randn(4, 3).t())  # not contiguous
+        self.register_buffer("part", torch.randn(10)[2:5])
+        self.register_buffer("none", torch.zeros(0, 2))
+
+
+def initialize(modules: dict[str, nn.Module], path: Path, partial: bool = False) -> None:
+    from demo.engine import networks
+
+    networks.initialize(modules, str(path), partial)
+
+
+def check_same(ours: nn.Module, theirs: nn.Module) -> None:
+    """Check that two networks have the same state."""
+    expected = theirs.state_dict()
+    assert ours.state_dict().keys() == expected.keys()
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_tied_weights_are_in_the_file_once_and_come_back(project: Path, tmp_path: Path) -> None:
+    from demo.engine import weights
+    from demo.engine.errors import UsageError
+
+    ours, path = Tied(), tmp_path / "x.safetensors"
+    weights.write(path, {"network": ours.state_dict()}, {"step": "7"})
+    assert load_file(path).keys() == {"first.weight", "rest", "part", "none"}
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"last.weight": "first.weight", "step": "7"}
+    fresh = Tied()
+    initialize({"network": fresh}, path)
+    check_same(fresh, ours)
+    assert fresh.last.weight is fresh.first.weight
+    with pytest.raises(UsageError, match=r"does not fit network at last\.weight: --init-partial"):
+        initialize({"network": Tied(tie=False)}, path)
+    # Others may leave out the other name.
+    state = {name: x.contiguous() for name, x in ours.state_dict().items()}
+    del state["first.weight"]
+    save_file(state, path)
+    initialize({"network": (again := Tied())}, path)
+    check_same(again, ours)
+
+
+@pytest.mark.parametrize("names", [("maker", "critic"), ("network", "critic")])
+def test_several_networks_are_in_a_file(
+    project: Path, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    from demo.engine import weights
+    from demo.engine.errors import UsageError
+
+    ours: dict[str, nn.Module] = {names[0]: nn.Linear(2, 3), names[1]: Tied()}
+    path = tmp_path / "x.safetensors"
+    weights.write(path, {name: each.state_dict() for name, each in ours.items()}, {})
+    assert f"{names[0]}.bias" in load_file(path) and "critic.first.weight" in load_file(path)
+    fresh: dict[str, nn.Module] = {names[0]: nn.Linear(2, 3), names[1]: Tied()}
+    initialize(fresh, path)
+    for name, each in fresh.items():
+        check_same(each, ours[name])
+    save_file({**load_file(path), "other.weight": torch.zeros(1)}, path)
+    with pytest.raises(UsageError, match="does not fit"):
+        initialize(fresh, path)
+
+
+def test_a_file_without_an_ending_is_known_by_its_content(project: Path, tmp_path: Path) -> None:
+    """Such as one in Hugging Face's cache, to which a link with the ending leads."""
+    (tmp_path / "blobs").mkdir()
+    save_file({"weight": torch.ones(3, 2), "old": torch.ones(1)}, tmp_path / "blobs/0a1b")
+    (tmp_path / "model.safetensors").symlink_to("blobs/0a1b")
+    network = nn.Linear(2, 3)
+    initialize({"network": network}, tmp_path / "model.safetensors", partial=True)
+    assert network.weight.sum() == 6
+
+
+LOOK = """
+import json, sys
+from demo import data
+from demo.model import Model
+
+trained = Model.load(sys.argv[1])
+batch = trained.example(data.load(trained.settings).test, 4)
+print(json.dumps([batch["input_ids"].tolist(), batch["attention_mask"].tolist(),
+                  trained.predict(batch)["logits"].tolist()]))
+"""
+
+
+def test_transformers_load_a_folder(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(project, tmp_path / "demo")
+    root = put_example(copy, "Fine-tuning with transformers")
+    flags = ("--width=8", "--max-steps=4")
+    run = srun(root, tmp_path / "run", 1, *flags).wait().run_dir
+    folder = tmp_path / "classifier"
+    export = ("export", str(run), f"--output={folder}")
+    job = command(root, tmp_path, *export)
+    assert job.codes == [0], job.log
+    assert not list(tmp_path.glob("*.tmp"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    network = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokens, mask, expected = json.loads(python(root, LOOK, str(run)))
+    with torch.no_grad():
+        found = network(torch.tensor(tokens), torch.tensor(mask)).logits
+    torch.testing.assert_close(found, torch.tensor(expected))
+    assert "exists: choose another folder" in error(command(root, tmp_path, *export))
+
+    again = (f"--init-from={folder}/model.safetensors", "--init-partial")
+    job = srun(root, tmp_path / "again", 1, *flags, *again).wait()
+    assert job.codes == [0] and "40 of 40 tensors" in job.log, job.log
+
+    # A part of the network, with something beside it.
+    path = root / "src/demo/model.py"
+    method = "    def pretrained(self, network):\n        return network.distilbert, network.config"
+    path.write_text(f"{path.read_text()}\n{method}\n")
+    job = command(root, tmp_path, "export", str(run), f"--output={tmp_path}/encoder")
+    assert job.codes == [0], job.log
+    names = {name.partition(".")[0] for name in load_file(tmp_path / "encoder/model.safetensors")}
+    assert names == {"embeddings", "transformer"}
+
+
+def python(root: Path, code: str, *arguments: str) -> str:
+    """Return what code prints in a project."""
+    words = [sys.executable, "-c", code, *arguments]
+    env = clean_environment(root)
+    return subprocess.run(words, cwd=root, env=env, capture_output=True, text=True).stdout
