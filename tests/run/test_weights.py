@@ -59,12 +59,12 @@ def test_the_best_averages_are_written_and_read(
     for name, tensor in best["averages"]["network"].items():
         assert torch.equal(written[name], tensor)
 
-    started = ("--max-steps=1", f"--init-from={path}", "--freeze", "layers.0.*")
+    started = ("--max-steps=1", f"--init-from={path}", "--freeze", "layers.1.*")
     job = srun(project, tmp_path / "started", 1, *started).wait()
     assert f"network starts from {path}: 20 of 20 tensors" in job.log
     kept = torch.load(tmp_path / "started/checkpoints/step-00000001.pt", weights_only=True)
-    weight = kept["networks"]["network"]["layers.0.0.weight"]
-    assert torch.equal(weight, written["layers.0.0.weight"])
+    weight = kept["networks"]["network"]["layers.1.0.weight"]
+    assert torch.equal(weight, written["layers.1.0.weight"])
 
 
 def test_the_file_tells_where_it_comes_from_and_no_more(
