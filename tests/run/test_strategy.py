@@ -14,7 +14,7 @@ from metrics import reproducible
 from renderer import render_project
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from .conftest import Job, srun
+from .conftest import QUICK, Job, spawn, srun, tasks
 
 # The same samples at each step on any number of ranks; a learning rate that knows no end.
 SAME = (
@@ -235,6 +235,90 @@ def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> 
     file.write_bytes(file.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../00.distcp"))
     with pytest.raises(FileNotFoundError, match="No such file"):
         shards.read(tmp_path, {"a": None})
+
+
+def on_nodes(project: Path, run_dir: Path, nodes: str, *flags: str) -> Job:
+    """Train with FSDP within nodes, on ranks of nodes with names of one letter."""
+    command = ["demo", "train", f"--run-dir={run_dir}", *QUICK, "--strategy=fsdp"]
+    command += ["--shard-within=node", *flags]
+    envs = [
+        {**env, "SLURMD_NODENAME": node} for node, env in zip(nodes, tasks(len(nodes)), strict=True)
+    ]
+    return spawn(project, run_dir, [command] * len(nodes), envs).wait()
+
+
+WITHIN = (*SAME, "--clip-norm=0.5", "--ema=0.9")
+
+
+@pytest.fixture(scope="module")
+def within(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A run of two nodes with two ranks each, with checkpoints at steps 10, 20 and 24."""
+    folder = tmp_path_factory.mktemp("within")
+    return on_nodes(blocks, folder / "run", "aabb", *WITHIN, "--checkpoint-every=10")
+
+
+def test_parts_within_nodes_give_the_same_training(
+    blocks: Path, within: Job, tmp_path: Path
+) -> None:
+    whole = srun(blocks, tmp_path / "whole", 1, *WITHIN).wait()
+    assert losses(within) == pytest.approx(losses(whole), rel=1e-3)
+    assert within.summary["test_loss"] == pytest.approx(whole.summary["test_loss"], rel=1e-3)
+    # Two nodes of a rank each hold the network whole, as DDP does.
+    copied = srun(blocks, tmp_path / "copied", 2, *SAME).wait()
+    alone = on_nodes(blocks, tmp_path / "alone", "ab", *SAME)
+    assert alone.summary["parameters_sha256"] == copied.summary["parameters_sha256"]
+
+
+def test_a_checkpoint_has_each_part_once(project: Path, within: Job, tmp_path: Path) -> None:
+    path = within.run_dir / "checkpoints/step-00000024.pt"
+    from demo.engine.checkpoint_files import load
+
+    shared = tensors({"averages": load(path)["averages"]})
+    elements = sum(tensor.numel() for tensor in shared.values())
+    size = sum(part.stat().st_size for part in path.with_suffix(".shards").glob("*.distcp"))
+    # Parameters, averages and AdamW's two states, of four bytes each.
+    assert 4 * 4 * elements < size < 1.5 * 4 * 4 * elements
+    dcp_to_torch_save(path.with_suffix(".shards"), tmp_path / "whole.pt")
+    found = torch.load(tmp_path / "whole.pt", weights_only=True)
+    name = "averages/network/blocks.0.layers.1.weight"
+    assert found[name].equal(shared[f"/{name}"])
+
+
+def test_a_run_within_nodes_resumes_bit_for_bit(blocks: Path, within: Job, tmp_path: Path) -> None:
+    on_nodes(blocks, tmp_path / "run", "aabb", *WITHIN, "--max-steps=9")
+    job = on_nodes(blocks, tmp_path / "run", "aabb", *WITHIN)
+    assert job.summary["resumed_from_step"] == 9
+    assert job.summary["parameters_sha256"] == within.summary["parameters_sha256"]
+    assert losses(job) == losses(within)
+
+
+def test_a_run_goes_on_with_parts_within_nodes_over_all_ranks_or_whole(
+    blocks: Path, within: Job, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    srun(blocks, run, 3, *WITHIN, "--strategy=fsdp", "--max-steps=4").wait()
+    on_nodes(blocks, run, "aabb", *WITHIN, "--max-steps=8")
+    srun(blocks, run, 2, *WITHIN, "--max-steps=12").wait()
+    on_nodes(blocks, run, "aabb", *WITHIN, "--max-steps=16")
+    srun(blocks, run, 4, *WITHIN, "--strategy=fsdp", "--max-steps=20").wait()
+    job = on_nodes(blocks, run, "aa", *WITHIN)  # on one node, within it and over all is the same
+    assert job.summary["resumed_from_step"] == 20
+    assert losses(job) == pytest.approx(losses(within), rel=1e-3)
+    assert job.summary["test_loss"] == pytest.approx(within.summary["test_loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("nodes", ["aab", "abab"])
+def test_nodes_that_can_not_hold_the_same_parts(blocks: Path, tmp_path: Path, nodes: str) -> None:
+    job = on_nodes(blocks, tmp_path / "run", nodes)
+    assert job.codes == [1] * len(nodes) and "Traceback" not in job.log
+    found = {"aab": "2 on a, 1 on b", "abab": "1 on a, 1 on b, 1 on a, 1 on b"}[nodes]
+    assert f"error: shard_within is node, but the ranks in their order are {found}: " in job.log
+
+
+def test_ddp_has_no_parts(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 1, "--shard-within=node").wait()
+    assert job.codes == [1] and "Traceback" not in job.log
+    assert "error: shard_within is node, but strategy ddp has no parts: use --strategy" in job.log
 
 
 def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:

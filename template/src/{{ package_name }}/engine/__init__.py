@@ -3,6 +3,7 @@
     updater.py      an optimizer step: forward and backward passes, clipping
     schedule.py     the learning rate; position.py: how far the training is
     networks.py     networks, their moving averages and optimizers, by name
+    recompute.py    activations that the backward pass computes again
     checkpoint.py   what a checkpoint holds; checkpoint_files.py, shards.py: its files
     weights.py      files of safetensors, for and from other programs
     evaluate.py     metrics over a dataset, of all ranks

@@ -20,7 +20,7 @@ from .filesystem import remove
 from .networks import Networks
 from .position import Position
 from .ranks.dtensor import is_dtensor, local_part
-from .ranks.strategy import parameter_norm
+from .ranks.strategy import MESH_NAMES, parameter_norm
 from .ranks.world import World
 from .run.clock import CLOCK
 from .run.messages import log_resume
@@ -106,6 +106,7 @@ class Checkpointing:
         # At an epoch's end, a step is saved twice, but its shards only once.
         if parts and self.world.on_main(lambda: self.checkpoints.shard_digests(step)):
             parts = {}
+        group = self.group if parts else None  # not in the thread: all ranks make it now
         done = torch.cuda.Event() if self.world.device.type == "cuda" else None
         if done:
             # The GPU copies before it computes the next step, and only the thread waits for it.
@@ -117,7 +118,7 @@ class Checkpointing:
             path = self.checkpoints.path(step)
             folder = path.with_suffix(".shards.tmp")
             try:
-                digests = self._write_shards(folder, parts) if parts else []
+                digests = self._write_shards(folder, parts, group) if group else []
                 before()
                 if self.world.is_main:
                     self.checkpoints.write(state, step, best, digests)
@@ -142,7 +143,8 @@ class Checkpointing:
         """Wait, also after an error, and leave the process group of the background thread."""
         self.wait()
         self.thread.shutdown()
-        self.__dict__.pop("mesh", None)
+        for name in ("mesh", "group"):
+            self.__dict__.pop(name, None)
 
     def check_finite(self, what: str, value: float) -> None:
         """Raise UsageError for a value that is not finite; it is the same on every rank."""
@@ -178,20 +180,28 @@ class Checkpointing:
 
     @cached_property
     def mesh(self) -> Any:  # noqa: ANN401 - a DeviceMesh, whose import takes a second
-        """The ranks' CPUs, in a process group of the background thread alone."""
+        """The ranks' CPUs, in the order of FSDP; nothing is sent through it."""
         from torch.distributed.device_mesh import DeviceMesh
 
-        timeout = timedelta(seconds=self.settings.timeout)
-        return DeviceMesh.from_group(dist.new_group(backend="gloo", timeout=timeout), "cpu")
+        mesh = self.world.mesh
+        names, groups = MESH_NAMES[-mesh.ndim :], mesh.get_all_groups()
+        return DeviceMesh.from_group(groups, "cpu", mesh.mesh, mesh_dim_names=names)
 
-    def _write_shards(self, folder: Path, parts: dict[str, Tensor]) -> list[str]:
+    @cached_property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of the background thread alone."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.settings.timeout))
+
+    def _write_shards(
+        self, folder: Path, parts: dict[str, Tensor], group: dist.ProcessGroup
+    ) -> list[str]:
         """Write this rank's parts; return the lines of all ranks' digests."""
         from . import shards
 
         if self.world.is_main:
             # A killed process may have left it. The other ranks write only after rank 0's plan.
             remove(folder)
-        digests = shards.write(folder, parts, self.mesh.get_group())
+        digests = shards.write(folder, parts, group)
         return [f"{digest}  {folder.stem}/{name}" for name, digest in digests.items()]
 
     def _resume(self) -> None:

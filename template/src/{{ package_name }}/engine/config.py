@@ -198,6 +198,8 @@ class Settings:
     """auto: nccl on cuda, xccl on xpu, else gloo"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
+    shard_within: Literal["world", "node"] = "world"
+    """for fsdp; world: all ranks share a network; node: those of each node share a copy of it"""
     find_unused_parameters: bool = False
     """let ddp take steps that do not use all parameters; slower"""
     world_size: Positive | None = None
@@ -208,6 +210,8 @@ class Settings:
     """the same at the start, until all ranks have come"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: mixed precision"""
+    recompute: bool = False
+    """compute the activations of blocks again in the backward pass: less memory, slower"""
     compile: bool = False
     """compile the network with torch.compile"""
     deterministic: bool = False

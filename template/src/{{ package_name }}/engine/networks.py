@@ -20,6 +20,7 @@ from .errors import UsageError
 from .ranks.dtensor import full_tensor, local_part
 from .ranks.strategy import Units, distribute
 from .ranks.world import World
+from .recompute import recompute
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,9 @@ class Networks:
         self.decay = settings.ema or 0.0
         averaged = self.modules if settings.ema else {}
         self.averages = {n: deepcopy(each).requires_grad_(False) for n, each in averaged.items()}
+        if settings.recompute:
+            for module in self.modules.values():
+                recompute(module, units(module))
         self.wrapped = {
             name: distribute(module, units, settings, world)
             for name, module in self.modules.items()

@@ -33,5 +33,6 @@ def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - as i
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh
-    copies = DTensor.from_local(tensor.to(like.device), mesh, [Replicate()], run_check=False)
+    everywhere = [Replicate()] * mesh.ndim
+    copies = DTensor.from_local(tensor.to(like.device), mesh, everywhere, run_check=False)
     return copies.redistribute(placements=like.placements)

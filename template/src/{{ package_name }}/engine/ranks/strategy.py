@@ -4,10 +4,13 @@ Under FSDP, parameters, gradients and the state of the optimizer are DTensors (d
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from inspect import signature
+from itertools import groupby
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +19,8 @@ from ..errors import UsageError
 from .dtensor import full_tensor
 from .world import World
 
+MESH_NAMES = ("nodes", "ranks")
+"""Of the dimensions of the ranks, with `shard_within` node; otherwise they have one."""
 Units = Callable[[nn.Module], Iterable[nn.Module]]
 
 
@@ -52,8 +57,13 @@ def place(network: nn.Module, units: Units, settings: Settings, world: World) ->
         units: returns the parts of a network that FSDP gathers one at a time.
 
     Raises:
-        UsageError: FSDP can't shard the network.
+        UsageError: FSDP can't shard the network, or not within nodes.
     """
+    if settings.shard_within == "node" and settings.strategy != "fsdp":
+        raise UsageError(
+            f"shard_within is node, but strategy {settings.strategy} has no parts: use "
+            "--strategy fsdp, or --shard-within world"
+        )
     if settings.strategy == "fsdp" and world.size > 1:
         _shard(network, units, settings, world)
     network.to(world.device)
@@ -84,12 +94,11 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
     FSDP gathers a unit while it computes: first those of `units`, then the rest of the network.
     """
     # Imported here: it takes a second, and DDP does not need it.
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # as FSDP needs it
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    world.mesh = world.mesh or _mesh(settings, world)
     for unit in (*units(network), network):
         # In bf16, parameters are gathered in the dtype to which autocast casts them. A unit with
         # running statistics keeps fp32: batch normalization needs the dtype of its parameters.
@@ -98,12 +107,40 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
         compute, reduce = (torch.bfloat16, torch.float32) if half else (None, None)
         policy = MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False)
         try:
-            fully_shard(unit, mesh=mesh, mp_policy=policy)
+            fully_shard(unit, mesh=world.mesh, mp_policy=policy)
         except (ValueError, NotImplementedError) as error:
             raise UsageError(
                 f"strategy fsdp can't shard {type(unit).__name__} of model.py "
                 f"({str(error).splitlines()[0]}): change it, or use --strategy ddp"
             ) from None
+
+
+def _mesh(settings: Settings, world: World) -> Any:  # noqa: ANN401 - a DeviceMesh
+    """Return the ranks in one dimension, or by node and rank: parts then stay within a node.
+
+    Raises:
+        UsageError: the nodes have different numbers of ranks, or ranks of a node do not follow
+            each other.
+    """
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    device = world.device.type
+    if settings.shard_within == "world" or len(set(world.nodes)) == 1:
+        return init_device_mesh(device, (world.size,))
+    counts = [(node, len([*ranks])) for node, ranks in groupby(world.nodes)]
+    if len(counts) > len(set(world.nodes)) or len({count for _, count in counts}) > 1:
+        found = ", ".join(f"{count} on {node}" for node, count in counts)
+        raise UsageError(
+            f"shard_within is node, but the ranks in their order are {found:.200}: start as many "
+            "on each node, those of a node together, or use --shard-within world"
+        )
+    ranks = torch.arange(world.size).view(len(counts), -1)
+    timeout = timedelta(seconds=settings.timeout)
+    across, within = (
+        dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0]
+        for each in (ranks.T, ranks)
+    )
+    return DeviceMesh.from_group([across, within], device, ranks, mesh_dim_names=MESH_NAMES)
 
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:

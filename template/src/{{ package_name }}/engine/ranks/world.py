@@ -29,6 +29,7 @@ class World:
     hostnames: tuple[str, ...]
     control: dist.ProcessGroup | None
     nodes: tuple[str, ...] = ()  # of the ranks, by Slurm's names
+    mesh: Any = None  # the DeviceMesh of FSDP, once there is one
 
     @classmethod
     def alone(cls) -> "World":
@@ -89,5 +90,5 @@ class World:
             dist.barrier(self.control)
             # Threads of Gloo free tensors of Python, and abort the process if they do so while the
             # interpreter shuts down. They end with the last reference to the group.
-            self.control = None
+            self.control = self.mesh = None
             dist.destroy_process_group()
