@@ -4,21 +4,32 @@
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PYTHON3 ?= python3
-PYTHON := .venv/bin/python
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
 PYTEST_ARGS ?=
 # Processes of the tests: more than cores, as tests wait for Slurm and trackers as often as they compute.
 PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(PYTHON) -m pytest --numprocesses $(PROCESSES) --dist worksteal
+# The PyTorch that test-torch runs with: oldest, newest, or a version such as 2.9.1. The first two are what
+# template/pyproject.toml.jinja allows and names as tested.
+TORCH_VERSION ?= newest
+named = $(shell sed -nE 's/^ *(tested = \[)?"torch$(1)([0-9.]+)".*/\2/p' template/pyproject.toml.jinja)
+torch-oldest = torch==$(call named,>=).0
+torch-newest = torch<$(call named,<)
+# The tests that depend on PyTorch most.
+TORCH_TESTS := tests/render/test_types.py $(addprefix tests/run/test_,$(addsuffix .py, \
+	check_comm data evaluate examples flops foreign_files hooks launch learner profile recipes resume saving \
+	step_totals strategy torch_names torch_versions))
 # The version that test-slurm runs with, or all.
 SLURM ?= 26.05
 SLURM_VERSIONS := 23.11 24.11 25.11 26.05
 ARGS ?=
 
-export TORCH TORCH_INDEX PYTHON3
+export TORCH TORCH_INDEX PYTHON3 OTHER_PYTHON
 # Python would compile torch and its compiler at every start: four seconds instead of two, for each rank.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-slurm coverage lint benchmarks clean
+.PHONY: help demo test test-all test-slurm test-torch torch-tests coverage lint benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -33,6 +44,13 @@ test-all: lint ## the same, with the slow tests
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
+
+test-torch: .venv/ready ## run the tests of training with another PyTorch (gigabytes): TORCH_VERSION=oldest, newest or such as 2.9.1
+	$(MAKE) torch-tests VENV=.torch/$(TORCH_VERSION) OTHER_PYTHON=$(CURDIR)/$(PYTHON) \
+		TORCH='$(or $(torch-$(TORCH_VERSION)),torch==$(TORCH_VERSION))'
+
+torch-tests: $(VENV)/ready
+	$(PYTEST) $(TORCH_TESTS) -m 'not slow' $(PYTEST_ARGS)
 
 test-slurm-%: .venv/ready
 	scripts/with-slurm.sh $* $(PYTEST) tests/slurm -m 'not slow' $(PYTEST_ARGS)
@@ -56,8 +74,8 @@ benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS choos
 
 # torch comes first: the packages that ask for it then leave the build alone that was chosen. Python
 # compiles what is imported; to compile all of it takes a minute more.
-.venv/ready: pyproject.toml
-	$(PYTHON3) -m venv .venv
+$(VENV)/ready: pyproject.toml
+	$(PYTHON3) -m venv $(VENV)
 	$(PYTHON) -m pip install --upgrade 'pip>=25.1'
 	$(PYTHON) -m pip install --no-compile $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
 	$(PYTHON) -m pip install --no-compile --group test
@@ -68,4 +86,4 @@ benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS choos
 	@touch $@
 
 clean: ## remove the test environment and the demo
-	rm -rf .venv .demo
+	rm -rf .venv .torch .demo

@@ -10,6 +10,9 @@ from classes import Classes, render_all
 from filelock import FileLock
 from renderer import Renderer, copy_template
 
+# It needs an environment with another PyTorch, which `make test-torch` makes.
+collect_ignore = [] if os.environ.get("OTHER_PYTHON") else ["run/test_torch_versions.py"]
+
 # What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,7 +2,8 @@
 # install.sh FOLDER PROJECT: makes an environment of what this project depends on and the image that
 # this runs in lacks. It finds the code of a job in CODE_DIR (slurm/snapshot.sh), and other code in the
 # folder PROJECT; `.` is where it is started. `make image` runs this. TORCH is the PyTorch to
-# install where the image brings none, TORCH_INDEX the index that has it, PYTHON the image's Python.
+# install instead of that of the image, or of the newest that the template is tested with; TORCH_INDEX is
+# the index that has it, PYTHON the image's Python.
 set -eu
 env=$1 base=${PYTHON:-python3}
 unset PYTHONPATH
@@ -31,9 +32,11 @@ if find_spec("torch"):
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 (folder / "constraints.txt").write_text("\n".join(constraints))
 (folder / "requirements.txt").write_text("\n".join(project["dependencies"]))
+(tested,) = project["optional-dependencies"].get("tested", ["torch"])
+(folder / "torch").write_text("torch" if find_spec("torch") else tested)
 END
 install="$env/bin/python -m pip install --no-cache-dir --constraint $wanted/constraints.txt"
-$install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch>=2.6}"
+$install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-$(cat "$wanted/torch")}"
 $install --requirement "$wanted/requirements.txt"
 rm -r "$wanted"
 "$env/bin/python" - "$2" >"$(echo "$env"/lib/python3*/site-packages)/project.pth" <<'END'

@@ -2,7 +2,7 @@
 
 Every rank writes its own parts into one folder. Any number of ranks can read the folder; each takes
 the parts that it needs. The folder's `.metadata` is a pickle. It is read by an unpickler that knows
-only the names in `KNOWN`, because an ordinary one would run any code that a file asks for.
+only the names in `CLASSES` and `KNOWN`: an ordinary one would run any code that a file asks for.
 """
 
 import io
@@ -10,39 +10,45 @@ import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 
 from .filesystem import HashedFile, check_archive, open_regular, read_bytes
 from .ranks.dtensor import is_dtensor
 
+CLASSES = {
+    ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+}
+"""The classes that the pickle of a folder's metadata may name, by module and name."""
 KNOWN: dict[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
     # The folder that was written to. Its class has another module in Python 3.13.
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
+    **{("torch", name): x for name, x in vars(torch).items() if isinstance(x, torch.dtype)},
 }
-"""What the pickle of a folder's metadata may name, by module and name."""
-for _class in (
-    metadata.ChunkStorageMetadata,
-    metadata.Metadata,
-    metadata.MetadataIndex,
-    metadata.StorageMeta,
-    metadata.TensorProperties,
-    metadata.TensorStorageMetadata,
-    metadata._MEM_FORMAT_ENCODING,
-    filesystem._StorageInfo,
-    torch.Size,
-):
-    KNOWN[_class.__module__, _class.__name__] = _class
-KNOWN |= {("torch", name): x for name, x in vars(torch).items() if isinstance(x, torch.dtype)}
+"""What else it may name, and what is taken for it."""
 
 
 def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, str]:
@@ -102,7 +108,7 @@ class _Files(filesystem.FileSystem):
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads only tensors: `KNOWN` lacks the class of other values, which torch would unpickle."""
+    """Reads only tensors: `CLASSES` lacks that of other values, which torch would unpickle."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -112,15 +118,35 @@ class _Reader(dcp.FileSystemReader):
         content = read_bytes(Path(self.path) / ".metadata", most=2**28)
         return _Unpickler(io.BytesIO(content)).load()
 
-    def _slice_file(self, *arguments: Any) -> Any:  # noqa: ANN401 - torch's own types
-        # In memory: in torch's view of a part, `seek` from the end leaves the part.
-        part = io.BytesIO(super()._slice_file(*arguments).read())
+    def read_data(self, plan: Any, planner: Any) -> Any:  # noqa: ANN401 - torch's own types
+        def file_of(item: Any) -> str:  # noqa: ANN401
+            return self.storage_data[item.storage_index].relative_path
+
+        for name, items in groupby(sorted(plan.items, key=file_of), file_of):
+            with self.fs.create_stream(Path(self.path) / name, "rb") as file:
+                for item in items:
+                    self._read(item, file, planner)
+        done = torch.futures.Future[None]()
+        done.set_result(None)
+        return done
+
+    def _read(self, item: Any, file: IO[bytes], planner: Any) -> None:  # noqa: ANN401
+        place = self.storage_data[item.storage_index]
+        file.seek(place.offset)
+        part = io.BytesIO(file.read(place.length))
         check_archive(part)
-        return part
+        tensor = torch.load(part, map_location="cpu", weights_only=True)
+        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in `KNOWN`
+        if (module, name) in CLASSES:
+            return super().find_class(module, name)
         if (module, name) not in KNOWN:
             raise pickle.UnpicklingError(f".metadata names {module}.{name}")
         return KNOWN[module, name]

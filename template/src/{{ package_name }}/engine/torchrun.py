@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -102,24 +103,18 @@ def run() -> None:
     if mode and gpus != "0":
         if not shutil.which("numactl"):
             sys.exit("error: NUMA_BINDING needs numactl, which is not here: unset it in site.sh")
+        if not find_spec("torch.numa"):
+            sys.exit("error: NUMA_BINDING needs PyTorch 2.9 or newer: unset it in site.sh")
         sys.argv.insert(1, f"--numa-binding={mode}")
     # Only now: the import takes a second, in which a signal may come.
-    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main
 
-    codes: set[int] = set()
-    close = PContext.close
+    from .torch_private import note_exit_codes
 
-    def close_and_note(
-        context: PContext, death_sig: signal.Signals | None = None, timeout: int = 30
-    ) -> None:
-        close(context, death_sig, max(timeout, SAVING_SECONDS))
-        handlers = getattr(context, "subprocess_handlers", {})
-        codes.update(handler.proc.returncode for handler in handlers.values())
-
-    PContext.close = close_and_note  # type: ignore[method-assign,assignment]
+    codes = note_exit_codes(SAVING_SECONDS)
     try:
         main()
         codes = {0}

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..engine.config import Settings
@@ -25,6 +24,7 @@ from ..engine.ranks.device import gpu_properties
 from ..engine.ranks.world import World
 from ..engine.run.meters import Meter
 from ..engine.run.record import RECORDER, Recorder
+from ..engine.torch_private import TorchDispatchMode
 from ..engine.updater import Updater
 from .peaks import fp32_precision, peak
 

@@ -42,8 +42,9 @@ class Profiler:
 
     def __enter__(self) -> None:
         """Prepare the recording of the steps that are left."""
-        from torch.cuda import memory
         from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+
+        from ..engine import torch_private
 
         done, chosen = self.trainer.position.step, self.world.rank in self.settings.profile_ranks
         first, stop = map(int, self.settings.profile.split(":"))
@@ -55,7 +56,7 @@ class Profiler:
             return ProfilerAction.RECORD if step + 1 in steps else ProfilerAction.RECORD_AND_SAVE
 
         cpu, kind = ProfilerActivity.CPU, self.world.device.type.upper()
-        self.memory: Any = memory if kind == "CUDA" else None
+        self.memory = torch_private if kind == "CUDA" else None
         self.profile = profile(
             activities={cpu, getattr(ProfilerActivity, kind, cpu)},
             schedule=lambda step: action(step or done),  # torch asks for step 0 first
@@ -68,8 +69,7 @@ class Profiler:
     def step(self) -> None:
         """Note that the next step begins."""
         if self.memory and self.profile.step_num + 1 in self.steps[:1]:
-            # The newest events; each takes some KB.
-            self.memory._record_memory_history(max_entries=100_000, stacks="python")
+            self.memory.record_memory()
         self.profile.step()
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
@@ -105,8 +105,7 @@ class Profiler:
             Path(f"{path}.txt").write_text(table, encoding="utf-8")
             profile.export_chrome_trace(f"{path}.pt.trace.json.gz")
             if self.memory:
-                self.memory._dump_snapshot(f"{path}.memory.pickle")
-                self.memory._record_memory_history(enabled=None)
+                self.memory.save_memory(f"{path}.memory.pickle")
         except (OSError, RuntimeError) as error:
             log.error("can't write the profile to %s (%s); training goes on", run, error)
 

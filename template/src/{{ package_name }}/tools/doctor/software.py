@@ -70,10 +70,20 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
         name += f", but {', '.join(asking)} train on GPUs: install a build for them, as README.md "
         name += "says under 'Set up', or check with --device cpu"
         yield Finding("error", "torch", name)
+    elif not _is_tested(torch.__version__):
+        yield Finding("warning", "torch", f"{name}, newer than the template is tested with")
     else:
         yield Finding("ok", "torch", name)
     if not on_cpu:
         yield from _gpus(torch)
+
+
+def _is_tested(torch: str) -> bool:
+    """Return whether a version of PyTorch is older than pyproject.toml says the first untested is."""
+    from packaging.requirements import Requirement
+
+    found = re.search(r'^tested = \["(.*)"\]$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+    return not found or Requirement(found[1]).specifier.contains(torch, prereleases=True)
 
 
 def _gpus(torch: ModuleType) -> Iterator[Finding]:

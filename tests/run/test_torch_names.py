@@ -1,0 +1,96 @@
+"""Names that PyTorch does not promise are in one module, and this version has each of them."""
+
+import ast
+import inspect
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from renderer import TEMPLATE
+
+PACKAGE = TEMPLATE / "template/src/{{ package_name }}"
+MODULE = "engine/torch_private.py"
+# Modules of PyTorch, or what is taken from them, by the names that the code uses.
+TORCH = ("torch", "nn", "dist", "dcp", "filesystem", "metadata", "DTensor")
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Yield the private names of PyTorch that a module imports, or takes from it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [*str(node.module).split("."), *(each.name for each in node.names)]
+        elif isinstance(node, ast.Attribute):
+            names = ast.unparse(node).split(".")
+            names = names if names[0] in TORCH else []
+        else:
+            continue
+        if any(name.startswith("_") and not name.startswith("__") for name in names):
+            yield ".".join(names)
+
+
+def test_one_module_has_them() -> None:
+    modules = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
+    assert list(private_names(modules.pop(MODULE)))
+    found = {name: list(private_names(path)) for name, path in modules.items()}
+    assert not any(found.values()), found
+
+
+def broken(name: str) -> str:
+    """Return what a test says if this version of PyTorch changed a name."""
+    return f"torch {torch.__version__} changed {name}: see {MODULE}"
+
+
+def test_operations_are_dispatched(project: Path) -> None:
+    from demo.engine.torch_private import TorchDispatchMode
+
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self,
+            func: Any,  # noqa: ANN401
+            types: Any,  # noqa: ANN401
+            args: Any = (),  # noqa: ANN401
+            kwargs: Any = None,  # noqa: ANN401
+        ) -> Any:  # noqa: ANN401
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.ones(2) + 1
+    assert "aten.add.Tensor" in seen, broken("TorchDispatchMode")
+
+
+def test_the_recording_of_memory_has_its_options(project: Path) -> None:
+    """Without a GPU, only the names and the options can be looked at."""
+    from torch.cuda import memory
+
+    options = inspect.signature(memory._record_memory_history_impl).parameters
+    assert {"enabled", "max_entries", "stacks"} <= set(options), broken("_record_memory_history")
+    options = inspect.signature(memory._dump_snapshot).parameters
+    assert "filename" in options, broken("_dump_snapshot")
+
+
+def test_exit_codes_of_ranks_are_noted(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a rank that takes longer to end than torchrun waits for by itself."""
+    from demo.engine.torch_private import note_exit_codes
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    monkeypatch.setattr(PContext, "close", PContext.close)  # put back at the end
+    codes = note_exit_codes(seconds=60)
+    ready = tmp_path / "ready"
+    script = f"trap 'sleep 1; exit 7' TERM; touch {ready}; sleep 60 & wait"
+    ranks = start_processes(
+        "demo", "bash", {0: ("-c", script)}, {0: {}}, DefaultLogsSpecs(str(tmp_path / "logs"))
+    )
+    while not ready.exists():
+        time.sleep(0.01)
+    ranks.close(signal.SIGTERM, timeout=0)
+    assert codes == {7}, broken("PContext.close")
