@@ -79,7 +79,7 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
 
 
 def _is_tested(torch: str) -> bool:
-    """Return whether a version of PyTorch is older than pyproject.toml says the first untested is."""
+    """Return whether the template is tested with a version of PyTorch, by pyproject.toml."""
     from packaging.requirements import Requirement
 
     found = re.search(r'^tested = \["(.*)"\]$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE)
