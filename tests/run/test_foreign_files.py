@@ -418,6 +418,87 @@ def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) ->
         checkpoint.load(run / name)
 
 
+def header(text: str, data: bytes = b"") -> bytes:
+    """Return a file of safetensors with this header."""
+    return struct.pack("<Q", len(text)) + text.encode() + data
+
+
+def entry(shape: str = "[2,1]", offsets: str = "[0,8]", name: str = "weight") -> str:
+    return f'"{name}":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}'
+
+
+EIGHT = bytes(8)
+HOSTILE = {
+    "empty": b"",
+    "no length": b"\0\0",
+    "no header": struct.pack("<Q", 100),
+    "too long a header": struct.pack("<Q", 2**63) + b"{}",
+    "longer than the file": struct.pack("<Q", 1000) + b"{}",
+    "no object": header("[]"),
+    "no JSON": header("{" * 16),
+    "nested": header("{" + '"a":[' * 10_000),
+    "no tensor": header('{"weight":7}'),
+    "no type": header("{" + entry().replace("F32", "P7") + "}", EIGHT),
+    "short": header("{" + entry() + "}", EIGHT[1:]),
+    "long": header("{" + entry() + "}", EIGHT + b"x"),
+    "another size": header("{" + entry("[3,1]") + "}", EIGHT),
+    "overflow": header("{" + entry(f"[{2**62},{2**62}]") + "}", EIGHT),
+    "beyond": header("{" + entry(offsets="[0,17179869184]") + "}", EIGHT),
+    "backwards": header("{" + entry(offsets="[8,0]") + "}", EIGHT),
+    "overlapping": header("{" + entry() + "," + entry(name="other") + "}", EIGHT),
+    "a pickle": archive(b"\x80\x02" + call("os", "system", f"touch {MARK}", "REDUCE", "GLOBAL")),
+    "a pointer": b"version https://git-lfs.github.com/spec/v1\n",
+}
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "blob"])
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_safetensors_that_are_none_are_one_line(
+    project: Path, beside: Path, content: bytes, name: str
+) -> None:
+    from demo.engine.errors import UsageError
+
+    (beside / name).write_bytes(content)
+    with pytest.raises(UsageError, match=f"{name} is not a checkpoint") as caught:
+        initialize(beside / name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    assert not (beside / MARK).exists()
+
+
+def test_any_change_of_safetensors_is_read_or_refused(project: Path, beside: Path) -> None:
+    from demo.engine.errors import UsageError
+
+    sound = header("{" + entry() + ',"__metadata__":{"a":"b"}}', EIGHT)
+
+    @settings(deadline=None, max_examples=300)
+    @given(st.integers(0, len(sound) - 1), st.binary(max_size=4), st.integers(0, 4))
+    def check(place: int, put: bytes, left_out: int) -> None:
+        changed = sound[:place] + put + sound[place + left_out :]
+        (beside / "x.safetensors").write_bytes(changed)
+        with suppress(UsageError):
+            assert initialize(beside / "x.safetensors").weight.shape == (2, 1)
+
+    check()
+    (beside / "x.safetensors").write_bytes(sound)
+    assert initialize(beside / "x.safetensors").weight.sum() == 0
+
+
+def test_safetensors_of_many_tensors_or_of_any_size(project: Path, beside: Path) -> None:
+    from demo.engine.errors import UsageError
+
+    path = beside / "x.safetensors"
+    empty_but_long(path)
+    with pytest.raises(UsageError, match="is not a checkpoint"):
+        initialize(path)
+    many = ",".join(entry("[0]", "[0,0]", f"{number:x}") for number in range(1_000_001))
+    path.write_bytes(header("{" + many + "}"))
+    with pytest.raises(UsageError, match="it has more than 1000000 values"):
+        initialize(path)
+    a_pipe(path, path)
+    with pytest.raises(UsageError, match="no checkpoint is in"):
+        initialize(path)
+
+
 def test_a_checkpoint_that_names_its_lists_many_times(run: Path) -> None:
     from demo.engine.errors import UsageError
 

@@ -2,7 +2,10 @@
 
 import json
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import PACED, Job, Launch, edited, free_port, srun
+from .conftest import PACED, Job, Launch, clean_environment, edited, free_port, srun
 
 PATH = "/hooks/T0KEN-of-a-chat"
 SHORT = ("--max-steps=2",)
@@ -216,6 +219,19 @@ def test_a_failed_run_tells_its_error(
     assert body["status"] == "failed" and error in body["error"] and body["error"] in body["text"]
     assert "hunter2" not in json.dumps(body)
     assert json.loads((job.run_dir / "status.json").read_text())["error"] == body["error"]
+
+
+def test_a_project_has_the_address_in_its_env_file_and_its_tests_do_not_use_it(
+    hook: Hook, project: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(project, tmp_path / "demo")
+    example = (copy / ".env.example").read_text()
+    (copy / ".env").write_text(re.sub("# (NOTIFY_URL)=.*", rf"\1={hook.url}", example))
+    assert srun(copy, tmp_path / "run", 1, *SHORT).wait().codes == [0]
+    assert hook.body()["status"] == "finished"
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/test_train.py"]
+    subprocess.run(tests, cwd=copy, env=clean_environment(copy), check=True)
+    assert len(hook.posts) == 1
 
 
 def test_who_tells_nothing(hook: Hook, launch: Launch, project: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from PIL import Image
 from renderer import TEMPLATE, tomllib
 
 from .conftest import PATIENCE, clean_environment, srun
+from .test_notify import Hook, hook  # noqa: F401 - a fixture
 from .test_tensorboard import tensorboard
 
 # Where the run of a recipe would take minutes.
@@ -369,6 +370,14 @@ def test_what_belongs_in_git(mine: Path) -> None:
     kept = shell(mine, "git ls-files").split()
     assert {"slurm/site.sh", "constraints.txt", ".copier-answers.yml"} <= set(kept)
     assert not {".env", "data/x", "runs/demo/1/log.txt"} & set(kept)
+
+
+def test_a_message_when_a_run_ends(mine: Path, hook: Hook) -> None:  # noqa: F811
+    (command,) = pages.recipe(mine, "A message when a run ends").blocks("bash")
+    said = shell(mine, command.replace("ADDRESS", hook.url))
+    assert hook.body()["status"] == "finished" and "NOTIFY_URL" not in said
+    shell(mine, re.sub("=ADDRESS", "=", command))
+    assert len(hook.posts) == 1
 
 
 def test_a_tracker_of_ones_own(mine: Path, tmp_path: Path) -> None:

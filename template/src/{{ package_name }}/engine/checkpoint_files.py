@@ -286,7 +286,7 @@ def read(path: Path) -> dict[str, Any]:
     with errors_explained(path):
         with open_regular(path) as file:  # torch would replace an OSError by an error of its own
             if weights.is_safetensors(path, file):
-                state: Any = weights.read(path)
+                state: Any = weights.read(path, MOST_VALUES)
             else:
                 check_archive(file)
                 state = torch.load(file, map_location="cpu", weights_only=True)
