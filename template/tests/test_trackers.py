@@ -11,7 +11,7 @@ def test_what_is_logged_is_read_back(
     start: Callable[..., list[subprocess.Popen]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of files alone: a server, or an account, would keep what is only a test.
-    for name in ("MLFLOW_TRACKING_URI", "AIM_REPO", "WANDB_API_KEY"):
+    for name in ("MLFLOW_TRACKING_URI", "AIM_REPO", "TRACKIO_DIR", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     (check,) = start(1, f"--run-root={tmp_path}", command="check-trackers")

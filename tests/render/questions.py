@@ -38,7 +38,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "module_purge": {"modules": "python/3.12"},
     "container_image": {"container": "apptainer"},
     "container_base_image": {"container": "apptainer"},
-    "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow"]},
+    "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow", "trackio"]},
 }
 # Defaults that follow from another answer than the project's name.
 DEFAULTS = {
@@ -48,8 +48,8 @@ DEFAULTS = {
 }
 # Values that show more than the samples of the tests do.
 VALUES = {
-    "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"]],
-    "monitoring_servers": [[], ["tensorboard"], ["aim"], ["mlflow"]],
+    "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"], ["trackio"]],
+    "monitoring_servers": [[], ["tensorboard"], ["aim"], ["mlflow"], ["trackio"]],
     "launch_modes": [["cpu"], ["single_node"], ["multi_node"]],
     "container": ["none", "apptainer"],
     "container_image": ["", "/images/torch.sif"],

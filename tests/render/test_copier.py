@@ -18,7 +18,7 @@ FULL = settle(
         **{name: values[-1] for name, values in SAMPLES.items() if name != "launch_modes"},
         "setup": "full",
         "trackers": list(TRACKERS),
-        "monitoring_servers": ["tensorboard", "aim", "mlflow"],
+        "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
         "memory_scope": "node",
     }
 )

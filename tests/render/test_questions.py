@@ -213,7 +213,9 @@ def test_package_names_that_hide_a_module_are_reserved() -> None:
         loader=jinja2.FileSystemLoader(TEMPLATE), **_plain(QUESTIONNAIRE["_envops"])
     )
     reserved = set(environment.get_template("hooks/reserved.jinja").module.reserved_names)
-    ours = "torch numpy yaml tyro pydantic tqdm tensorboard wandb aim mlflow optuna tests src"
+    ours = (
+        "torch numpy yaml tyro pydantic tqdm tensorboard wandb aim mlflow trackio optuna tests src"
+    )
     modules = {name for name in sys.stdlib_module_names if name[0] != "_" and name.islower()}
     words = {name for name in keyword.kwlist + keyword.softkwlist if name[0] != "_"}
     assert modules | {name for name in words if name.islower()} | set(ours.split()) <= reserved

@@ -45,8 +45,8 @@ def graph(render: Renderer) -> dict[Module, set[Module]]:
     everything = {
         "setup": "full",
         "package_name": "demo",
-        "trackers": ["tensorboard", "wandb", "aim", "mlflow"],
-        "monitoring_servers": ["tensorboard", "aim", "mlflow"],
+        "trackers": ["tensorboard", "wandb", "aim", "mlflow", "trackio"],
+        "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
         "sweep": "optuna",
     }
     texts = {

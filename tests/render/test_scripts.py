@@ -642,7 +642,7 @@ def test_the_check_of_communication_starts_all_ranks(srun: Submission) -> None:
     assert srun.noted("srun.args")[-5:] == ["-m", "demo", "check-comm", "--timeout", "9"]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "aim", "aim_server", "mlflow"])
+@pytest.mark.parametrize("name", ["tensorboard", "aim", "aim_server", "mlflow", "trackio"])
 def test_the_script_of_a_server_starts_it(render: Renderer, tmp_path: Path, name: str) -> None:
     tracker = name.removesuffix("_server")
     project = submission(render, tmp_path, trackers=[tracker], monitoring_servers=[tracker])

@@ -11,8 +11,8 @@ from renderer import render_project
 
 EVERYTHING = {
     "setup": "full",
-    "trackers": ["tensorboard", "wandb", "aim", "mlflow"],
-    "monitoring_servers": ["tensorboard", "aim", "mlflow"],
+    "trackers": ["tensorboard", "wandb", "aim", "mlflow", "trackio"],
+    "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
 }
 PROJECTS = [
     {**EVERYTHING, "sweep": "optuna"},

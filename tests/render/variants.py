@@ -10,8 +10,8 @@ from renderer import QUESTIONS
 Answers = dict[str, Any]
 
 MODES = ("cpu", "single_node", "multi_node")
-TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
-SERVERS = ("tensorboard", "aim", "mlflow")
+TRACKERS = ("tensorboard", "wandb", "aim", "mlflow", "trackio")
+SERVERS = ("tensorboard", "aim", "mlflow", "trackio")
 # Images of others: a file that Apptainer takes, and a name that pyxis understands.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]
@@ -80,7 +80,7 @@ SAMPLES: dict[str, list[Any]] = {
     "container": ["none", "apptainer", "pyxis"],
     "container_image": ["", SIF, PYXIS_IMAGE],
     "container_base_image": ["python:3.12-slim"],
-    "trackers": [["tensorboard"], [], list(TRACKERS), ["wandb", "aim"], ["mlflow"]],
+    "trackers": [["tensorboard"], [], list(TRACKERS), ["wandb", "aim"], ["mlflow"], ["trackio"]],
     "shared_root": ["", "/scratch/ada"],
     "monitoring_servers": [[], ["tensorboard"]],
     "sweep": ["none", "optuna", "wandb"],
@@ -301,6 +301,8 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
             "submission",
         )
         files |= {f"{package}/tools/monitor/{name}.py" for name in (*parts, *servers)}
+    if {"aim", "trackio"} & set(a["monitoring_servers"]):
+        files |= {f"{package}/tools/monitor/guard.py"}
     if "aim" in a["monitoring_servers"]:
         files |= {f"{package}/tools/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
     if a["environment"] == "conda":
@@ -334,7 +336,7 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
         names |= {{"nvidia": "nvidia-ml-py", "intel": "pyzes"}.get(a["accelerator"], "torch")}
     names |= set(a["trackers"])
     if "aim" in a["trackers"]:
-        names |= {"setuptools"}
+        names |= {"setuptools", "sqlalchemy", "websockets"}
     if a["sweep"] != "none":
         names |= {a["sweep"]}
     return names

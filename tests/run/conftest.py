@@ -60,7 +60,7 @@ def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = render_project(
         tmp_path_factory.mktemp("full") / "demo",
         setup="full",
-        trackers=["tensorboard", "wandb", "aim", "mlflow"],
+        trackers=["tensorboard", "wandb", "aim", "mlflow", "trackio"],
         sweep="optuna",
     )
     return shrink(folder)

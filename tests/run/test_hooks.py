@@ -12,6 +12,7 @@ from PIL import Image
 from .conftest import Job, edited, srun
 from .test_mlflow import Reader
 from .test_tensorboard import tensorboard, text
+from .test_trackio import read, values
 from .test_wandb import attempts_of, numbers
 
 HOOKS = '''
@@ -120,9 +121,9 @@ def test_a_dry_run_and_the_check_before_the_first_step_call_no_hook(
 
 
 def test_hooks_log_everything_once_although_ranks_are_killed(hooked: Path, tmp_path: Path) -> None:
-    flags = ("--trackers", "tensorboard", "wandb", "mlflow", "aim", "--strategy=fsdp")
+    flags = ("--trackers", "tensorboard", "wandb", "mlflow", "aim", "trackio", "--strategy=fsdp")
     flags += (f"--run-root={tmp_path}/runs", "--experiment=trial")
-    env = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "", "AIM_REPO": ""}
+    env = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "", "AIM_REPO": "", "TRACKIO_DIR": ""}
     killed = train(hooked, tmp_path, 2, *flags, KILLS="after validation", **env)
     assert -signal.SIGKILL in killed.codes
     job = train(hooked, tmp_path, 2, *flags, **env)
@@ -156,6 +157,11 @@ def test_hooks_log_everything_once_although_ranks_are_killed(hooked: Path, tmp_p
     run_id = reader.runs["trial/run"].info.run_id
     images = [each.path for each in reader.client.list_artifacts(run_id, "images")]
     assert len([each for each in images if "validation~sample+step+10+" in each]) == 2  # and small
+    shown = read(tmp_path / "runs/trial/trackio")
+    for name in ("sample", "table", "outputs", "largest"):
+        found = values(shown["runs"]["trial/run"])[f"validation/{name}"]
+        assert [step for step, _ in found] == [10, 20], name
+    assert shown["files"]["trial/run/validation-text.txt"].startswith("labels\n[")
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) 
 
 @pytest.mark.slow
 def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
-    trackers = ["tensorboard", "wandb", "aim", "mlflow"]
+    trackers = ["tensorboard", "wandb", "aim", "mlflow", "trackio"]
     answers = {"setup": "full", "trackers": trackers, "sweep": "optuna"}
     folder = render_project(tmp_path / "demo", **answers)
     done = subprocess.run(

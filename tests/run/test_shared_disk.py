@@ -127,12 +127,12 @@ def test_where_locks_fail_the_trackers_that_need_them_are_off(
 ) -> None:
     """A training goes on without them."""
     (node, _) = make_nodes(full_project, "none")
-    trackers = ("--trackers", "tensorboard", "wandb", "aim", "mlflow")
+    trackers = ("--trackers", "tensorboard", "wandb", "aim", "mlflow", "trackio")
     job = start([node], "--max-steps=10", *trackers, WANDB_MODE="offline").wait()
     assert job.summary["world_size"] == 1
     for name in ("aim", "mlflow"):
         assert f"tracker {name} could not start and is off (" in job.log
-    for name in ("tensorboard", "wandb"):
+    for name in ("tensorboard", "wandb", "trackio"):
         assert f"tracker {name} could not start" not in job.log
     assert "database is locked" in job.log  # the reason, and not what followed from it
 

@@ -28,7 +28,7 @@ FLAGS = (
     *("--max-steps=60", "--epochs=2", "--batch-size=128", "--log-every=3"),
     *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=120", "--experiment=storm"),
 )
-TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
+TRACKERS = ("tensorboard", "wandb", "aim", "mlflow", "trackio")
 log = logging.getLogger(__name__)
 
 
@@ -108,12 +108,16 @@ def check_trackers(job: Job, root: Path, name: str) -> None:
     if name != "trackers":
         return
     # They take long to import.
-    from . import test_aim, test_mlflow, test_wandb
+    from . import test_aim, test_mlflow, test_trackio, test_wandb
 
     (run,) = (
         each for each in test_aim.runs(root / "storm") if each.name == f"storm/{job.run_dir.name}"
     )
     assert test_aim.metrics(run) == logged
+    shown = test_trackio.read(root / "storm/trackio", "storm")["runs"]
+    assert test_trackio.numbers(shown[f"storm/{job.run_dir.name}"]) == {
+        metric: sorted(expected.items()) for metric, expected in logged.items()
+    }
     reader = test_mlflow.Reader(f"sqlite:///{root}/storm/mlflow.db", "storm")
     attempts = test_wandb.attempts_of(job.run_dir)
     for metric, expected in logged.items():

@@ -360,6 +360,7 @@ def test_no_thread_adds_a_variable_to_the_environment(full_project: Path, tmp_pa
         "wandb",
         "mlflow",
         "aim",
+        "trackio",
     ]
     env = clean_environment(full_project)
     done = subprocess.run(
@@ -371,7 +372,7 @@ def test_no_thread_adds_a_variable_to_the_environment(full_project: Path, tmp_pa
         text=True,
     )
     assert done.returncode == 0 and "added" not in done.stdout, done.stdout
-    assert len(json.loads((tmp_path / "run/trackers.json").read_text())) == 4
+    assert len(json.loads((tmp_path / "run/trackers.json").read_text())) == 5
 
 
 def test_none_silences_the_trackers_that_the_settings_name(project: Path, launch: Launch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from renderer import render_project, shrink
-from variants import TREES, Tree, expected_files
+from variants import TRACKERS, TREES, Tree, expected_files
 
 from .conftest import Job, clean_environment, srun
 from .test_examples import IMAGES, TABLE, TEXT
@@ -113,7 +113,7 @@ def _trained() -> list[object]:
     found = []
     for tree in sorted({each.trained for each in TREES}):
         name = f"{tree.example}-{'+'.join(tree.trackers) or 'none'}"
-        marks = () if len(tree.trackers) in (0, 4) else pytest.mark.slow
+        marks = () if len(tree.trackers) in (0, len(TRACKERS)) else pytest.mark.slow
         found.append(pytest.param(tree, marks=marks, id=name))
     return found
 

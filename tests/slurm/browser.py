@@ -1,16 +1,17 @@
 """Looks at a server's page with a real browser, on the server's node.
 
-    python browser.py PORT SOCKET PATH TEXT SCREENSHOT
+    python browser.py PORT SOCKET PATH TEXT SCREENSHOT [USER PASSWORD]
 
 What `ssh -L PORT:SOCKET` does for a user, this does on the node: what comes to the port, it hands
-on to the socket. Prints the page's title; fails if the text does not turn up.
+on to the socket; if that is empty, the page is at the port. Prints the page's title; fails if the
+text does not turn up.
 """
 
 import asyncio
 import shutil
 import sys
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, HttpCredentials, ViewportSize, async_playwright
 
 ARGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -33,9 +34,12 @@ async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, so
     await asyncio.gather(pump(reader, back), pump(there, writer), return_exceptions=True)
 
 
-async def look(browser: Browser, address: str, text: str, screenshot: str) -> None:
+async def look(
+    browser: Browser, address: str, text: str, screenshot: str, login: HttpCredentials | None
+) -> None:
     """Wait until a text is to be seen on a page, and take a picture of it."""
-    page = await browser.new_page(viewport={"width": 1400, "height": 900})
+    viewport: ViewportSize = {"width": 1400, "height": 900}
+    page = await browser.new_page(viewport=viewport, http_credentials=login)
     await page.goto(address)
     try:
         await page.get_by_text(text).filter(visible=True).first.wait_for(timeout=PATIENCE)
@@ -45,15 +49,25 @@ async def look(browser: Browser, address: str, text: str, screenshot: str) -> No
     print(await page.title())
 
 
-async def main(port: str, socket: str, path: str, text: str, screenshot: str) -> None:
+async def main(
+    port: str,
+    socket: str,
+    path: str,
+    text: str,
+    screenshot: str,
+    user: str = "",
+    password: str = "",
+) -> None:
     """Open the tunnel and the page."""
-    await asyncio.start_server(
-        lambda reader, writer: hand_on(reader, writer, socket), "127.0.0.1", int(port)
-    )
+    if socket:
+        await asyncio.start_server(
+            lambda reader, writer: hand_on(reader, writer, socket), "127.0.0.1", int(port)
+        )
+    login: HttpCredentials | None = {"username": user, "password": password} if user else None
     async with async_playwright() as playwright:
         path_of_it = next(filter(None, map(shutil.which, NAMES)))
         browser = await playwright.chromium.launch(executable_path=path_of_it, args=ARGS)
-        await look(browser, f"http://127.0.0.1:{port}{path}", text, screenshot)
+        await look(browser, f"http://127.0.0.1:{port}{path}", text, screenshot, login)
         await browser.close()
 
 

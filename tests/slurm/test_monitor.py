@@ -18,7 +18,7 @@ from .conftest import MakeProject
 from .jobs import Project
 
 # Aim has no builds for newer ones.
-SERVERS = ["aim"] * (sys.version_info < (3, 13)) + ["mlflow", "tensorboard"]
+SERVERS = ["aim"] * (sys.version_info < (3, 13)) + ["mlflow", "tensorboard", "trackio"]
 TINY = ("--dataset=synthetic", "--max-steps=20", "--log-every=5", "--experiment=seen")
 
 
@@ -95,14 +95,14 @@ def fetch(project: Project, record: dict, path: str) -> dict:
     return json.loads(on_node(project, record, "curl", "--silent", "--fail", *where, url))
 
 
-def look(project: Project, record: dict, path: str, text: str) -> None:
+def look(project: Project, record: dict, path: str, text: str, *login: str) -> None:
     """See a text on a page with a browser, through a tunnel as a user's."""
     from matplotlib.image import imread
 
     picture = project.root / f"{record['server']}.png"
     browser = (".venv/bin/python", str(Path(__file__).with_name("browser.py")))
     place = (str(record["port"]), record["socket"])
-    on_node(project, record, *browser, *place, path, text, str(picture))
+    on_node(project, record, *browser, *place, path, text, str(picture), *login)
     pixels = imread(picture)[::7, ::7, :3].reshape(-1, 3)
     assert len({tuple(pixel) for pixel in pixels}) > 20, "the page is blank"
 
@@ -113,6 +113,11 @@ def train(project: Project, *flags: str, **env: str) -> Path:
     job = project.sbatch(*options, "slurm/train_cpu.sbatch", *TINY, *flags, **env).wait()
     assert job.state == "COMPLETED", job.log
     return project.root / "runs/seen" / job.id
+
+
+def ids(run: Path) -> dict[str, str]:
+    """Return the ids that trackers gave to a run."""
+    return json.loads((run / "trackers.json").read_text())
 
 
 def processes(project: Project, *servers: dict) -> list[psutil.Process]:
@@ -159,16 +164,16 @@ def test_a_run_of_another_node_is_on_every_page(project: Project) -> None:
     assert monitor(project, "url", "mlflow").count("ssh") == 1
 
     run = train(project, "--trackers", *SERVERS)
-    ids = json.loads((run / "trackers.json").read_text())
+    given = ids(run)
     name = f"seen/{run.name}"
     assert fetch(project, servers["tensorboard"], "/data/runs") == [f"{run.name}/tensorboard"]
     look(project, servers["tensorboard"], "/#timeseries", f"{run.name}/tensorboard")
-    found = fetch(project, servers["mlflow"], f"/api/2.0/mlflow/runs/get?run_id={ids['mlflow']}")
+    found = fetch(project, servers["mlflow"], f"/api/2.0/mlflow/runs/get?run_id={given['mlflow']}")
     assert found["run"]["info"]["run_name"] == name
     if "aim" in servers:
-        info = fetch(project, servers["aim"], f"/api/runs/{ids['aim']}/info/")
+        info = fetch(project, servers["aim"], f"/api/runs/{given['aim']}/info/")
         assert info["props"]["name"] == name
-    for server in SERVERS[:-1]:
+    for server in [name for name in SERVERS if name != "tensorboard"]:
         said = monitor(project, "view", str(run), server)
         page = re.search(r"the run's page is http://127.0.0.1:\d+(\S+)", said)
         look(project, servers[server], page.group(1), name)
@@ -186,6 +191,19 @@ def test_a_run_of_another_node_is_on_every_page(project: Project) -> None:
 
     monitor(project, "stop")
     check_gone(project, *servers.values(), alone)
+
+
+def exported(record: dict) -> dict[str, str]:
+    """Return the variables in the file that a server's record names."""
+    return dict(line.split("=", 1) for line in Path(record["exports"]).read_text().split())
+
+
+def check_secret(project: Project, record: dict, said: str, secret: str) -> None:
+    """Check that a secret is in no log, no command line and no record."""
+    commands = on_node(project, record, "ps", "-e", "-o", "args")
+    assert "demo.tools.monitor" in commands or "mlflow server" in commands
+    logs = "".join(path.read_text() for path in project.root.glob("logs/*.out"))
+    assert secret not in said + commands + logs + json.dumps(record)
 
 
 def tls(project: Project) -> list[str]:
@@ -207,7 +225,7 @@ def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
     address = f"https://n1:{record['port']}"
     assert f"ssh -N -L {record['port']}:n1:{record['port']} root@login\n" in said
     assert f"set -a; . {record['exports']}; set +a" in said
-    exports = dict(line.split("=") for line in Path(record["exports"]).read_text().split())
+    exports = exported(record)
     assert exports["MLFLOW_TRACKING_URI"] == address
 
     # Without the password, or by a name of the attacker's choosing, nobody comes in.
@@ -233,7 +251,7 @@ def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
 
     # As after loading the file, before sbatch.
     run = train(project, "--trackers=mlflow", **exports)
-    run_id = json.loads((run / "trackers.json").read_text())["mlflow"]
+    run_id = ids(run)["mlflow"]
     page = f"{address}/api/2.0/mlflow/runs/get?run_id={run_id}"
     shown = project.cluster.run(
         *trusted[:-2], "--user", f"root:{password}", page, cwd=project.root
@@ -241,11 +259,7 @@ def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
     metrics = json.loads(shown)["run"]["data"]["metrics"]
     assert {each["key"]: each["step"] for each in metrics}["train/loss"] == 20
 
-    # The password is in no log, no command line and no record.
-    commands = on_node(project, record, "ps", "-e", "-o", "args")
-    logs = "".join(path.read_text() for path in project.root.glob("logs/*.out"))
-    assert "mlflow server" in commands
-    assert password not in said + commands + logs + json.dumps(record)
+    check_secret(project, record, said, password)
     monitor(project, "stop", "mlflow")
     check_gone(project, record)
 
@@ -258,11 +272,22 @@ def test_jobs_log_to_aims_server(project: Project) -> None:
         *("--", "--nodelist=n1"),
     )
     record = only_record(project, "aim-server")
-    assert "there is no login" in said
-    assert Path(record["exports"]).read_text() == f"AIM_REPO=aim://n1:{record['port']}\n"
+    assert "there is no login" not in said and f"set -a; . {record['exports']}; set +a" in said
+    exports = exported(record)
+    address = re.fullmatch(r"aim://root:(\S+)@n1:(\d+)", exports["AIM_REPO"])
+    assert address and int(address.group(2)) == record["port"]
+    shown = ("curl", "--silent", "--insecure", "--output", "/dev/null", "--write-out=%{http_code}")
+    page = f"https://n1:{record['port']}/client/get-version/"
+    for code, *options in (("401",), ("401", "--user=root:guess")):
+        done = project.cluster.run(*shown, *options, page, cwd=project.root, check=False)
+        assert done.stdout == code
     trust = dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), record["certificate"])
-    run = train(project, "--trackers=aim", AIM_REPO=f"aim://n1:{record['port']}", **trust)
-    run_id = json.loads((run / "trackers.json").read_text())["aim"]
+    run = train(project, "--trackers=aim", **exports, **trust)
+    check_secret(project, record, said, address.group(1))
+    everything = [path for path in run.rglob("*") if path.is_file()]
+    everything += [path for path in (run.parent / ".aim").rglob("*") if path.is_file()]
+    assert not [path for path in everything if address.group(1).encode() in path.read_bytes()]
+    run_id = ids(run)["aim"]
     monitor(project, "restart", "aim-server", "--", "--nodelist=n3")
     again = only_record(project, "aim-server")
     assert (again["node"], again["certificate"]) == ("n3", record["certificate"])
@@ -277,6 +302,53 @@ def test_jobs_log_to_aims_server(project: Project) -> None:
     read += "print(run.name, *{metric.name for metric in run.metrics()})"
     shown = project.cluster.run(*python, read, run_id, folder, cwd=project.root).stdout.split()
     assert shown[0] == f"seen/{run.name}" and "train/loss" in shown
+
+
+@pytest.mark.parametrize("server", [name for name in SERVERS if name in ("aim", "trackio")])
+@pytest.mark.slow
+def test_a_page_on_a_port_asks_for_a_password(project: Project, server: str) -> None:
+    run = train(project, f"--trackers={server}")
+    said = monitor(
+        *(project, "start", server, "--experiment=seen", "--listen=loopback"),
+        *("--", "--nodelist=n1"),
+    )
+    record = only_record(project, server)
+    assert f"the user and the password for the pages are in {record['exports']}" in said
+    assert "there is no login" not in said and "set -a" not in said
+    login = exported(record)
+    user, password = login["MONITOR_USER"], login["MONITOR_PASSWORD"]
+    check_secret(project, record, said, password)
+    page = f"http://127.0.0.1:{record['port']}/"
+    shown = ("curl", "--silent", "--output", "/dev/null", "--write-out=%{http_code}", page)
+    mine, elsewhere = f"--user={user}:{password}", "--header=Sec-Fetch-Site: cross-site"
+    for code, *options in (
+        ("401",),
+        ("401", f"--user={user}:guess"),
+        ("403", mine, elsewhere),
+        ("200", mine),
+    ):
+        assert on_node(project, record, *shown, *options) == code
+    path = "/runs" if server == "trackio" else f"/runs/{ids(run)[server]}"
+    look(project, record, path, f"seen/{run.name}", user, password)
+    monitor(project, "stop")
+    check_gone(project, record)
+
+
+@pytest.mark.skipif("aim" not in SERVERS, reason="Aim has no builds for this Python")
+@pytest.mark.slow
+def test_other_sites_do_not_reach_a_socket_through_the_browser(project: Project) -> None:
+    monitor(project, "start", "aim", "--experiment=one")
+    record = only_record(project, "aim")
+    shown = ("curl", "--silent", "--output", "/dev/null", "--write-out=%{http_code}")
+    page = f"http://127.0.0.1:{record['port']}/api/projects/"
+    for code, *options in (
+        ("200",),
+        ("403", "--header=Sec-Fetch-Site: cross-site"),
+        ("403", "--header=Host: evil.example"),
+    ):
+        place = ("--unix-socket", record["socket"], page)
+        assert on_node(project, record, *shown, *options, *place) == code
+    monitor(project, "stop")
 
 
 def test_stop_ends_its_own_jobs_alone(project: Project) -> None:

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import aim
 import numpy as np
 from aim.ext.cleanup import AutoClean
 from aim.ext.resource.log import LogLine
 from aim.storage.hashing import hash_auto
+from aim.storage.treeview import TreeView
 from filelock import SoftFileLock, Timeout
 
 from ..engine.run.status import SILENCE_LIMIT, Status
@@ -30,11 +32,13 @@ from . import Backend, History, Run
 logging.getLogger("aim").setLevel(logging.WARNING)
 # Aim would log at each resume that it takes over the lock of the last attempt.
 logging.getLogger("aim.sdk.lock_manager").setLevel(logging.ERROR)
-# At exit Aim closes open runs, and waits forever if its server is down. finish() closes them.
-AutoClean._registered_with_atexit = True
 # Aim also closes a run, and waits, when it is garbage-collected: keep it until finish().
 _open: "set[aim.Run]" = set()
 
+STATE = (
+    "Aim had its last release in May 2025, and a query may run code as the owner of its server "
+    "(CVE-2025-51464, CVE-2025-5321): let 'monitor' start its pages and its server"
+)
 STALE_SECONDS = 120  # after which a lock file belongs to a dead process of another machine
 
 
@@ -84,11 +88,11 @@ class Tracker(Backend):
     def history(self) -> History:
         """Return the metrics of earlier attempts; delete those after the step to resume from."""
         held: History = {}
-        for context, traces in self.run.meta_run_tree.get("traces", {}).items():
+        for context, traces in _summaries(self.run).get("traces", {}).items():
             for name, trace in traces.items():
                 if trace["version"] != 2:  # not a metric
                     continue
-                series = self.run.series_run_trees[2].subtree((context, name))
+                series = _metrics(self.run).subtree((context, name))
                 values = dict(series.subtree("val").items())
                 steps = dict(series.subtree("step").items())
                 # A kill can leave one of the two, and Aim would pair it with another step.
@@ -106,23 +110,22 @@ class Tracker(Backend):
 
     def _correct(self, context: int, name: str, values: dict[int, float]) -> None:
         """Update the summary that Aim keeps of a metric."""
-        known = self.run._tracker.sequence_infos[context, name]
+        known = _known(self.run)[context, name]
         known.count = max(values, default=-1) + 1
         known.min = min(values.values(), default=float("inf"))
         known.max = max(values.values(), default=float("-inf"))
         if not values:
-            del self.run.meta_run_tree["traces", context, name]
-            del self.run.meta_run_tree["typed_traces", "metric", context, name]
+            del _summaries(self.run)["traces", context, name]
+            del _summaries(self.run)["typed_traces", "metric", context, name]
             return
-        trace = self.run.meta_run_tree.subtree(("traces", context, name))
+        trace = _summaries(self.run).subtree(("traces", context, name))
         trace["last_step"], trace["last"] = max(values), values[max(values)]
         trace["min"], trace["max"] = known.min, known.max
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
         """Record each metric, and tell Aim's watcher when to expect the next ones."""
         numbers = {name: float(value) for name, value in metrics.items()}
-        # run.track() would record the time of the call.
-        self.run._tracker._track(numbers, time, step=step)
+        _track(self.run, numbers, time, step)
         now = clock.time()
         self.longest, self.last = max(self.longest, now - self.last), now
         self.run.report_progress(expect_next_in=int(max(SILENCE_LIMIT, 5 * self.longest)))
@@ -151,7 +154,7 @@ class Tracker(Backend):
             self._wait_for_server()
 
     def _wait_for_server(self) -> None:
-        client = self.run.repo._client
+        client = _client(self.run)
         if client:
             try:
                 client.client_heartbeat()
@@ -227,3 +230,35 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+# What follows uses names that Aim does not document. Its version is pinned, and a test says which
+# version lacks one of them.
+
+# At exit Aim closes open runs, and waits forever if its server is down. finish() closes them.
+AutoClean._registered_with_atexit = True
+
+
+def _track(run: aim.Run, numbers: dict[str, float], time: float, step: int) -> None:
+    """Record numbers with their time; run.track() records that of the call."""
+    run._tracker._track(numbers, time, step=step)
+
+
+def _known(run: aim.Run) -> dict[tuple[int, str], Any]:
+    """Return what a run that is open knows of its metrics, by context and name."""
+    return run._tracker.sequence_infos
+
+
+def _summaries(run: aim.Run) -> TreeView:
+    """Return what the repository has about the metrics of a run."""
+    return run.meta_run_tree
+
+
+def _metrics(run: aim.Run) -> TreeView:
+    """Return the values of a run's metrics, in the format of version 2."""
+    return run.series_run_trees[2]
+
+
+def _client(run: aim.Run) -> Any:  # noqa: ANN401 - a class that Aim does not document
+    """Return the connection to a server, None for a local repository."""
+    return run.repo._client

@@ -73,11 +73,21 @@ def _settings(argv: Sequence[str]) -> tuple["Settings | None", list[Finding]]:
 
 
 def _trackers(settings: "Settings") -> Iterator[Finding]:
-    from ...trackers import select
+    from ...trackers import load, select
 
-    if names := ", ".join(select(settings.trackers)):
-        message = f"{names}: '{program('check-trackers')}' logs a run to each"
+    names = select(settings.trackers)
+    if names:
+        message = f"{', '.join(names)}: '{program('check-trackers')}' logs a run to each"
         yield Finding("ok", "trackers", message)
+    for name in names:
+        try:
+            state = getattr(load(name), "STATE", "")
+        except Exception as error:
+            message = f"{name} can't be imported: {describe(error)}: run 'make setup'"
+            yield Finding("error", "trackers", message)
+        else:
+            if state:
+                yield Finding("warning", "trackers", state)
     dotenv = Path(".env")
     if dotenv.exists() and dotenv.stat().st_mode & 0o077:
         yield Finding("warning", ".env", "others can read the keys in .env: chmod 600 .env")

@@ -1,6 +1,8 @@
-"""Aim's tracking server, for runs on other nodes. It has no login: all who reach it can write."""
+"""Aim's tracking server, for runs on other nodes. Who knows its password can run code as you."""
 
-from . import aim
+from urllib.parse import quote
+
+from . import aim, guard
 from .endpoint import Endpoint, Launch
 
 LISTEN = ("node", "loopback")
@@ -13,4 +15,6 @@ def launch(endpoint: Endpoint) -> Launch:
     command = aim.command(endpoint, "server", f"--host={endpoint.address}", f"--port={record.port}")
     if record.certificate:
         command += [f"--ssl-certfile={record.certificate}", f"--ssl-keyfile={record.key}"]
-    return Launch(command, exports={"AIM_REPO": f"aim://{endpoint.host}"})
+    login = guard.login(endpoint)
+    address = f"aim://{quote(login[guard.USER])}:{login[guard.PASSWORD]}@{endpoint.host}"
+    return Launch(command, login, exports={"AIM_REPO": address})

@@ -34,7 +34,8 @@ class Record:
         node: the node of the server; empty until the server answers.
         port: the port on the node, or at the user's end of a tunnel to the Unix socket.
         socket: the path of the Unix socket, or empty.
-        exports: the file of variables with which a job logs to the server, or empty.
+        exports: the file of variables with the login, and the address for jobs that log to it, or
+            empty.
     """
 
     server: str
@@ -80,14 +81,14 @@ class Record:
                 f"    ssh -N -L {self.port}:{way}",
                 f"and open {self.url}",
             ]
-        if self.exports:
+        if self.exports and self.server in ("aim-server", "mlflow"):
             lines += [
                 "to log to it, load these variables before you submit a job:",
                 f"    set -a; . {self.exports}; set +a",
             ]
         if self.exports and self.server != "aim-server":
-            lines.append("that file also has the user and the password for the pages")
-        elif self.listen != "socket":
+            lines.append(f"the user and the password for the pages are in {self.exports}")
+        elif not self.exports and self.listen != "socket":
             lines.append(f"there is no login: all who can connect to {self.node} can use it")
         return "\n".join(lines)
 

@@ -1,0 +1,165 @@
+"""trackio: files in the experiment's folder `trackio`, or in the folder that TRACKIO_DIR names.
+
+A run writes what trackio's own clients write on network file systems: small files that are never
+changed, in `inbox/`, each process in a folder of its own. trackio's server (`trackio show`, or the
+job of `monitor`) moves them into the experiment's SQLite file, by the identity of each line. So
+runs need no locks, on any file system, and none waits for another. What follows from that:
+
+- A page shows what a run logged up to a minute ago. trackio's commands without a server, such as
+  `trackio list`, show what a server has moved.
+- SQLite needs a file system with working locks where the server runs. Only one should run for an
+  experiment; two move everything twice, which changes nothing.
+- Only you can read what your runs wrote, until your server has moved it.
+
+Nothing is sent anywhere: trackio.init() would ask Hugging Face for the name of the user, and drop
+numbers that it can't write with no more than a warning. `trackio sync` publishes an experiment.
+"""
+
+import hashlib
+import json
+import os
+import sqlite3
+import time as clock
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from trackio import Histogram, Table, fragments
+from trackio.sqlite_storage import SQLiteStorage
+from trackio.utils import canonical_project_name, deserialize_values
+
+from ..engine.filesystem import write_atomically
+from ..engine.run.status import Status
+from . import Backend, History, Run
+
+
+class Tracker(Backend):
+    """A run in trackio. Its project is the experiment; how it ended is in the run's settings.
+
+    trackio deletes nothing: if a resumed run repeats steps, the first values stay. A run that
+    failed is also an alert. Texts, such as the log, are files of the project.
+    """
+
+    SECONDS, LINES = 30, 500  # of waiting, after which lines are written
+
+    def __init__(self, run: Run) -> None:
+        SQLiteStorage.validate_project_name(run.experiment)
+        self.folder = storage(run.store)
+        self.inbox = self.folder / fragments.INBOX_DIR_NAME
+        self.media = self.folder / "media" / canonical_project_name(run.experiment)
+        self.project, self.name = run.experiment, run.name
+        self.run_id = run.run_id or uuid.uuid4().hex
+        # In the order of time: the settings of the last attempt are those that stay.
+        self.writer = fragments.FragmentWriter(f"{self.run_id}-{clock.time_ns()}")
+        self.waiting: list[dict[str, Any]] = []
+        self.written, self.step = clock.monotonic(), run.resume_step
+        config = {
+            **run.settings,
+            "provenance": run.provenance,
+            "tags": list(run.tags),
+            "directory": run.directory,
+            "status": "running",
+            "error": None,
+            "_Group": run.experiment,
+            "_Created": _iso(clock.time()),
+        }
+        self.config = json.loads(json.dumps(config, default=str))
+        self._log({}, self.step, clock.time())
+        self.flush()  # shows the run, and finds out whether the folder can be written
+
+    def history(self) -> History:
+        """Return what earlier attempts logged; of a picture and the like, 0."""
+        lines: list[tuple[int, dict[str, Any]]] = []
+        for path in sorted(self.inbox.glob(f"{self.run_id}-*/*.jsonl")):
+            with suppress(FileNotFoundError):  # a server has just moved it
+                records = fragments.parse_fragment_bytes(path.read_bytes())
+                lines += [(each["step"], each["metrics"]) for each in records if "metrics" in each]
+        database = self.folder / SQLiteStorage.get_project_db_filename(self.project)
+        if database.exists():
+            query = "SELECT step, metrics FROM metrics WHERE run_id = ?"
+            with closing(sqlite3.connect(database, timeout=20)) as connection:
+                found = connection.execute(query, (self.run_id,)).fetchall()
+            lines += [(step, json.loads(metrics)) for step, metrics in found]
+        held: History = {}
+        for step, values in lines:
+            for name, value in deserialize_values(values).items():
+                number = float(value) if isinstance(value, int | float) else 0.0
+                held.setdefault(name, {})[step] = number
+        return held
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Keep the metrics, and write them when enough have waited, or long enough."""
+        self._log({name: float(value) for name, value in metrics.items()}, step, time)
+
+    def log_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Write a picture as a file."""
+        path = self.media / self.name / str(step) / f"{name.replace('/', '~')}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: Image.fromarray(image).save(file, "png"))
+        place = str(path.relative_to(self.media.parent))
+        self._log({name: {"_type": "trackio.image", "file_path": place, "caption": None}}, step)
+
+    def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
+        """Record how the finite values are distributed."""
+        self._log({name: Histogram(values)._to_dict()}, step)
+
+    def log_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
+        """Record a table."""
+        plain = bool | int | float | str | np.generic | None
+        cells = [[each if isinstance(each, plain) else str(each) for each in row] for row in rows]
+        table = Table(columns=list(columns), data=cells)
+        self._log({name: table._to_dict(self.project, self.name, step)}, step)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Write a text as a file."""
+        path = self.media / "files" / self.name / f"{name.replace('/', '-')}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+
+    def flush(self) -> None:
+        """Write what is waiting, with the settings, so that any of the files shows the run."""
+        if self.waiting:
+            self.waiting[0]["config"] = self.config
+            self.writer.write_local(self.waiting, self.inbox)
+        self.waiting, self.written = [], clock.monotonic()
+
+    def finish(self, status: Status, error: str | None) -> None:
+        """Write what is waiting, and how the run ended."""
+        self.config |= {"status": status, "error": error}
+        self._log({}, self.step, clock.time())
+        if status == "failed":
+            alert = {"title": "failed", "text": error, "level": "error", "step": self.step}
+            alert |= {"timestamp": _iso(clock.time()), "alert_id": uuid.uuid4().hex}
+            self.waiting.append(fragments.alert_record({**self._identity, **alert}))
+        self.flush()
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        return {"project": self.project, "run": self.name, "run_id": self.run_id}
+
+    def _log(self, values: Mapping[str, Any], step: int, time: float | None = None) -> None:
+        """Keep a line; one of the same step and names has the same identity, and stays alone."""
+        self.step = max(self.step, step)
+        names = hashlib.sha256("\0".join(sorted(values)).encode()).hexdigest()[:16]
+        line = {"metrics": values, "step": step, "timestamp": _iso(time or clock.time())}
+        line["log_id"] = f"{self.run_id}-{step}-{names if values else clock.time_ns()}"
+        self.waiting.append(fragments.metric_record({**self._identity, **line}))
+        late = clock.monotonic() - self.written > self.SECONDS
+        if late or len(self.waiting) > self.LINES:
+            self.flush()
+
+
+def storage(store: Path) -> Path:
+    """Return the folder of an experiment's runs, for the folder that the experiment has."""
+    return Path(os.environ.get("TRACKIO_DIR") or store / "trackio").absolute()
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
