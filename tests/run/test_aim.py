@@ -164,6 +164,37 @@ def test_a_failed_run_says_why(full_project: Path, tmp_path: Path) -> None:
     assert [each.message for each in run.get_log_records().data.values_list()[0]] == [error]
 
 
+def test_the_names_that_aim_does_not_document_are_there(tmp_path: Path) -> None:
+    """Those that trackers/aim.py and tools/monitor/aim.py use; the tests below use what they do."""
+    import aim
+    from aim.cli.server import commands as server
+    from aim.cli.up import commands as up
+    from aim.ext.cleanup import AutoClean
+    from aim.ext.transport.client import Client
+
+    repo = aim.Repo.from_path(str(tmp_path), init=True)
+    options = {"system_tracking_interval": None, "log_system_params": False}
+    run = aim.Run(repo=repo, capture_terminal_logs=False, **options)
+    run.track(1.0, name="loss", step=1)
+    for owner, names in (
+        (AutoClean, "_registered_with_atexit"),
+        (Client, "client_heartbeat get_queue"),
+        (repo, "_client is_remote_repo"),
+        (run, "_tracker meta_run_tree series_run_trees"),
+        (run._tracker, "_track sequence_infos"),
+        (server, "build_uvicorn_command"),
+        (up, "build_uvicorn_command"),
+    ):
+        for name in names.split():
+            assert hasattr(owner, name), f"Aim {aim.__version__} has no {owner}.{name}"
+    ((context, traces),) = run.meta_run_tree.get("traces", {}).items()
+    assert traces["loss"]["version"] == 2, f"Aim {aim.__version__} has another format"
+    series = run.series_run_trees[2].subtree((context, "loss"))
+    values, steps = (dict(series.subtree(part).items()) for part in ("val", "step"))
+    assert list(values.values()) == [1.0] and list(steps.values()) == [1]
+    run.close()
+
+
 WRITER = """
 store, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 (store.parent / name).touch()

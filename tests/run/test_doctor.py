@@ -404,6 +404,27 @@ def test_trackers_are_named(place: Place) -> None:
     assert code == 0 and "chmod 600 .env" in lines(found, ".env")[0]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Aim has no builds for this Python")
+def test_the_state_of_aim_is_named_and_a_package_that_breaks_it(
+    full_project: Path, tmp_path: Path
+) -> None:
+    place = Place(full_project, tmp_path)
+    flags = ("--dataset=synthetic", "--device=cpu", "--trackers", "aim", "tensorboard")
+    code, found = place.doctor(*flags)
+    (named, state) = lines(found, "trackers")
+    assert code == 0 and "aim, tensorboard: " in named
+    assert state.startswith("warning") and "CVE-2025-51464" in state
+    # As SQLAlchemy will be one day, without a name that Aim imports.
+    moved = place.project / "stubs/sqlalchemy/ext"
+    moved.mkdir(parents=True)
+    (moved / "__init__.py").touch()
+    (moved.parent / "__init__.py").write_text("from sqlalchemy_of_tomorrow import *\n")
+    code, found = place.doctor(*flags)
+    (named, broken) = lines(found, "trackers")
+    assert code == 1 and broken.startswith("error")
+    assert re.search("aim can't be imported: .*: run 'make setup'", broken)
+
+
 # Several nodes
 
 

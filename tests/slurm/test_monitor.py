@@ -19,6 +19,8 @@ from .jobs import Project
 
 # Aim has no builds for newer ones.
 SERVERS = ["aim"] * (sys.version_info < (3, 13)) + ["mlflow", "tensorboard", "trackio"]
+# Prints the HTTP status of a request.
+STATUS = ("curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}")
 TINY = ("--dataset=synthetic", "--max-steps=20", "--log-every=5", "--experiment=seen")
 
 
@@ -276,9 +278,9 @@ def test_jobs_log_to_aims_server(project: Project) -> None:
     exports = exported(record)
     address = re.fullmatch(r"aim://root:(\S+)@n1:(\d+)", exports["AIM_REPO"])
     assert address and int(address.group(2)) == record["port"]
-    shown = ("curl", "--silent", "--insecure", "--output", "/dev/null", "--write-out=%{http_code}")
+    shown = (*STATUS, "--insecure")
     page = f"https://n1:{record['port']}/client/get-version/"
-    for code, *options in (("401",), ("401", "--user=root:guess")):
+    for code, *options in (("401",), ("401", "--user", "root:guess")):
         done = project.cluster.run(*shown, *options, page, cwd=project.root, check=False)
         assert done.stdout == code
     trust = dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"), record["certificate"])
@@ -319,13 +321,13 @@ def test_a_page_on_a_port_asks_for_a_password(project: Project, server: str) -> 
     user, password = login["MONITOR_USER"], login["MONITOR_PASSWORD"]
     check_secret(project, record, said, password)
     page = f"http://127.0.0.1:{record['port']}/"
-    shown = ("curl", "--silent", "--output", "/dev/null", "--write-out=%{http_code}", page)
-    mine, elsewhere = f"--user={user}:{password}", "--header=Sec-Fetch-Site: cross-site"
+    shown = (*STATUS, page)
+    mine, elsewhere = ("--user", f"{user}:{password}"), ("--header", "Sec-Fetch-Site: cross-site")
     for code, *options in (
         ("401",),
-        ("401", f"--user={user}:guess"),
-        ("403", mine, elsewhere),
-        ("200", mine),
+        ("401", "--user", f"{user}:guess"),
+        ("403", *mine, *elsewhere),
+        ("200", *mine),
     ):
         assert on_node(project, record, *shown, *options) == code
     path = "/runs" if server == "trackio" else f"/runs/{ids(run)[server]}"
@@ -339,15 +341,14 @@ def test_a_page_on_a_port_asks_for_a_password(project: Project, server: str) -> 
 def test_other_sites_do_not_reach_a_socket_through_the_browser(project: Project) -> None:
     monitor(project, "start", "aim", "--experiment=one")
     record = only_record(project, "aim")
-    shown = ("curl", "--silent", "--output", "/dev/null", "--write-out=%{http_code}")
     page = f"http://127.0.0.1:{record['port']}/api/projects/"
     for code, *options in (
         ("200",),
-        ("403", "--header=Sec-Fetch-Site: cross-site"),
-        ("403", "--header=Host: evil.example"),
+        ("403", "--header", "Sec-Fetch-Site: cross-site"),
+        ("403", "--header", "Host: evil.example"),
     ):
         place = ("--unix-socket", record["socket"], page)
-        assert on_node(project, record, *shown, *options, *place) == code
+        assert on_node(project, record, *STATUS, *options, *place) == code
     monitor(project, "stop")
 
 
