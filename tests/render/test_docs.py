@@ -120,7 +120,7 @@ THEIRS = {
     "python -m demo export *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
     "python -m tensorboard.main *": "tests/slurm/test_monitor.py::on_every_page(",
     "aim up *": "tests/slurm/test_monitor.py::on_every_page(",
-    "TRACKIO_DIR=* trackio show": "tests/slurm/test_monitor.py::on_every_page(",
+    "TRACKIO_DIR=*/bin/trackio show": "tests/slurm/test_monitor.py::on_every_page(",
     "mlflow server *": 'tests/run/test_mlflow.py::"mlflow", "server"',
     "python -m demo monitor start": "tests/slurm/test_monitor.py::on_every_page(",
     "python -m demo monitor start mlflow *": "tests/slurm/test_monitor.py::--listen=node",
