@@ -11,8 +11,8 @@
     inference.py    use of a trained network
     config.py       the settings of every training
     checks.py       checks of model.py, of data.py and of the ranks
-    torchrun.py     torchrun, with the signals and exit codes of a job; torch_private.py: what PyTorch does
-                    not promise
+    torchrun.py     torchrun, with the signals and exit codes of a job
+    torch_private.py  what this project uses of PyTorch that a new version may change
     errors.py       errors of one line; filesystem.py: safe files; nested.py: batches of any nesting
     ranks/          how ranks start, meet, talk and stop; device; DDP and FSDP
     data/           which samples each rank reads; loading workers; seeds

@@ -190,7 +190,9 @@ class Checkpointing:
     @cached_property
     def group(self) -> dist.ProcessGroup:
         """The process group of the background thread alone."""
-        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.settings.timeout))
+        timeout = timedelta(seconds=self.settings.timeout)
+        made: Any = dist.new_group(backend="gloo", timeout=timeout)
+        return made
 
     def _write_shards(
         self, folder: Path, parts: dict[str, Tensor], group: dist.ProcessGroup

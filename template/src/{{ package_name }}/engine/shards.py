@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -119,7 +119,7 @@ class _Reader(dcp.FileSystemReader):
         return _Unpickler(io.BytesIO(content)).load()
 
     def read_data(self, plan: Any, planner: Any) -> Any:  # noqa: ANN401 - torch's own types
-        def file_of(item: Any) -> str:  # noqa: ANN401
+        def file_of(item: Any) -> Any:  # noqa: ANN401
             return self.storage_data[item.storage_index].relative_path
 
         for name, items in groupby(sorted(plan.items, key=file_of), file_of):
@@ -130,7 +130,7 @@ class _Reader(dcp.FileSystemReader):
         done.set_result(None)
         return done
 
-    def _read(self, item: Any, file: IO[bytes], planner: Any) -> None:  # noqa: ANN401
+    def _read(self, item: Any, file: Any, planner: Any) -> None:  # noqa: ANN401 - torch's own types
         place = self.storage_data[item.storage_index]
         file.seek(place.offset)
         part = io.BytesIO(file.read(place.length))

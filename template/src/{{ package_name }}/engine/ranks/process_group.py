@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,7 +89,7 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
         dist.init_process_group(
             backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
         )
-        control = dist.new_group(backend="gloo", timeout=timeout)
+        control: Any = dist.new_group(backend="gloo", timeout=timeout)
     world = World(**vars(ranks), device=device, backend=backend, hostnames=(), control=control)
     here = socket.gethostname()
     met = world.gather((here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)))

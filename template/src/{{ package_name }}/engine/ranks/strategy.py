@@ -136,11 +136,11 @@ def _mesh(settings: Settings, world: World) -> Any:  # noqa: ANN401 - a DeviceMe
         )
     ranks = torch.arange(world.size).view(len(counts), -1)
     timeout = timedelta(seconds=settings.timeout)
-    across, within = (
+    groups: list[Any] = [
         dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0]
-        for each in (ranks.T, ranks)
-    )
-    return DeviceMesh.from_group([across, within], device, ranks, mesh_dim_names=MESH_NAMES)
+        for each in (ranks.T, ranks)  # across nodes, and within one
+    ]
+    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=MESH_NAMES)
 
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:

@@ -37,7 +37,7 @@ def examine(settings: Settings, max_bytes: int, pairwise: bool) -> dict[str, Any
         for rank, host in enumerate(world.hostnames):
             show(f"rank {rank} on {host}: {devices[rank]}")
         # `within` limits the time: NCCL's own timeout aborts the process without a message.
-        group = dist.new_group(backend=world.backend, timeout=timedelta(days=1))
+        group: Any = dist.new_group(backend=world.backend, timeout=timedelta(days=1))
         memory = torch.device("cpu") if world.backend == "gloo" else world.device
         channel = Channel(world, group, memory, settings.timeout)
         speed, pairs = [], []

@@ -24,7 +24,7 @@ from ...engine.ranks.world import World
 T = TypeVar("T")
 
 # torch 2.13 renamed it.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 PERIOD = 1009  # of the values in a message; a prime, so that no two parts are equal
 SMALL = 2**20  # bytes: up to this size, a round has several calls, since one is too short
@@ -78,6 +78,7 @@ def measure(name: str, size: int, channel: Channel) -> dict[str, Any]:
     pattern = (torch.arange(part * n) % PERIOD).to(channel.device, torch.float32)
     marks = (torch.arange(n) % 5).to(channel.device, torch.float32)
     output = pattern + marks[world.rank]
+    call: Callable[[], Any]
     if name == "all-reduce":
         call = partial(dist.all_reduce, output, group=channel.group)
         expected, factor = n * pattern + marks.sum(), 2 - 2 / n
