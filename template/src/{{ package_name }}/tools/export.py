@@ -113,7 +113,7 @@ def _metadata(trained: Trained) -> dict[str, str]:
         "best_value": position.best_score,
         "best_step": position.best_step,
         "commit": commit,
-        "settings": json.dumps(told),
+        "settings": json.dumps(told, ensure_ascii=False),
     }
     return {name: hidden(str(value)) for name, value in values.items() if value is not None}
 

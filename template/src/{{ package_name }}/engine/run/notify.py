@@ -35,15 +35,19 @@ def notify(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> None:
     url, seconds = os.environ.get("NOTIFY_URL"), SECONDS[state.status]
     if not url or "SWEEP_TRIAL" in os.environ:
         return
-    body, failures = _body(state, run, metrics), queue.SimpleQueue[str]()
-    # In a thread: nothing else limits how long a name is looked up.
-    threading.Thread(
-        target=lambda: failures.put(_post(url, body, seconds)), name="notify", daemon=True
-    ).start()
+    failures = queue.SimpleQueue[str]()
+
+    def post() -> None:
+        failures.put(_post(url, seconds, state, run, metrics))
+
     try:
+        # In a thread: nothing else limits how long a name is looked up.
+        threading.Thread(target=post, name="notify", daemon=True).start()
         failure = failures.get(timeout=seconds)
     except queue.Empty:
         failure = f"no answer within {seconds} seconds"
+    except RuntimeError as error:  # the limit of threads
+        failure = str(error)
     if failure:
         log.warning("NOTIFY_URL did not take how the run ended: %s", failure)
 
@@ -78,8 +82,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none: the body is for the host that the user named."""
 
 
-def _post(url: str, body: bytes, seconds: float) -> str:
-    """Post a body; return what failed, "" if nothing did."""
+def _post(
+    url: str, seconds: float, state: StatusFile, run: Run, metrics: Mapping[str, float]
+) -> str:
+    """Post the end of a run; return what failed, "" if nothing did."""
     host = "it"
     try:
         host = urlsplit(url).hostname or ""
@@ -87,7 +93,7 @@ def _post(url: str, body: bytes, seconds: float) -> str:
             return "it must begin with https://, or http://, and the name of a host"
         # Discord refuses what urllib calls itself.
         headers = {"Content-Type": "application/json", "User-Agent": PACKAGE}
-        request = urllib.request.Request(url, body, headers)
+        request = urllib.request.Request(url, _body(state, run, metrics), headers)
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds):
             return ""
     except HTTPError as error:
