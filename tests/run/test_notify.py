@@ -160,14 +160,14 @@ def test_an_answer_changes_nothing(
     assert hook.body()["status"] == "finished"
 
 
-WRONG = "it must begin with https://, or http://, and the name of a host"
+WRONG = "it must begin with https://, or http://, and a host, without a login"
 
 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
         ("http://127.0.0.1:{port}/T0KEN", "127.0.0.1: Connection refused"),
-        ("http://me:T0KEN@127.0.0.1:{port}/", "127.0.0.1: InvalidURL"),
+        ("http://me:T0KEN@127.0.0.1:{port}/", WRONG),
         ("http://127.0.0.1/T0KEN with a space", "127.0.0.1: InvalidURL"),
         ("file:///T0KEN", WRONG),
         ("ftp://127.0.0.1/T0KEN", WRONG),

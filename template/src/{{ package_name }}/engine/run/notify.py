@@ -88,9 +88,11 @@ def _post(
     """Post the end of a run; return what failed, "" if nothing did."""
     host = "it"
     try:
-        host = urlsplit(url).hostname or ""
-        if not url.lower().startswith(("http://", "https://")) or not host:
-            return "it must begin with https://, or http://, and the name of a host"
+        address = urlsplit(url)
+        host = address.hostname or ""
+        # Of a login, urllib would make a part of the host's name.
+        if address.scheme not in ("http", "https") or not host or "@" in address.netloc:
+            return "it must begin with https://, or http://, and a host, without a login"
         # Discord refuses what urllib calls itself.
         headers = {"Content-Type": "application/json", "User-Agent": PACKAGE}
         request = urllib.request.Request(url, _body(state, run, metrics), headers)
