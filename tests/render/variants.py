@@ -74,7 +74,7 @@ SAMPLES: dict[str, list[Any]] = {
     "cpu_sbatch_options": ["", "--qos=normal\n--mem=1G\n--exclusive"],
     "srun_options": ["", "--cpu-bind=none\n--gpu-bind=none"],
     "site_script": ["", "export NCCL_SOCKET_IFNAME=ib0 A='it is'  # b\nMASTER_ADDR=$(hostname)-ib"],
-    "environment": ["venv", "uv", "conda"],
+    "environment": ["venv", "uv", "conda", "pixi"],
     "modules": ["", "python/3.12\ncuda/12.4\nnccl", "use /opt/modules\npython/3.12"],
     "module_purge": [True, False],
     "container": ["none", "apptainer", "pyxis"],
@@ -112,7 +112,7 @@ def launch_variants() -> Iterator[Answers]:
         subsets(MODES, least=1),
         ("srun", "torchrun"),
         ("none", "apptainer", "pyxis"),
-        ("venv", "uv", "conda"),
+        ("venv", "uv", "conda", "pixi"),
     ):
         if container == "pyxis" and environment != "venv":  # as in the next image
             continue
@@ -150,6 +150,8 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
         del kept["cpu_sbatch_options"]
+    elif kept["accelerator"] != "nvidia" and kept["environment"] == "pixi":
+        del kept["environment"]
     if kept["gpu_request"] == "none" and kept.get("memory_scope") == "gpu":
         del kept["memory_scope"]
     if kept["gpu_request"] == "gpus_per_task":
@@ -212,7 +214,6 @@ ALWAYS = (
     "Makefile",
     "README.md",
     "configs/train.yaml",
-    "constraints.txt",
     "docs/examples.md",
     "docs/large-data.md",
     "docs/own-model.md",
@@ -220,7 +221,6 @@ ALWAYS = (
     "docs/slurm.md",
     "logs/.gitkeep",
     "pyproject.toml",
-    "scripts/lock.py",
     "scripts/pack.sh",
     "scripts/setup.ps1",
     "scripts/setup.sh",
@@ -307,6 +307,10 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {f"{package}/tools/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
     if a["environment"] == "conda":
         files |= {"environment.yml"}
+    if a["environment"] == "pixi":
+        files |= {"pixi.toml"}
+    if a["environment"] != "pixi" or a["container"] != "none":
+        files |= {"constraints.txt", "scripts/lock.py"}
     if a["container"] != "none":
         files |= {"container/install.sh", "slurm/build_image.sbatch"}
     if a["container"] == "apptainer" and not a["container_image"]:

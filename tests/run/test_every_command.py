@@ -19,11 +19,13 @@ import yaml
 from classes import JOBS, MAKEFILES, PROJECTS, SETUPS, Class, Classes, unnamed
 from packaging.requirements import Requirement
 from renderer import render_project, shrink, tomllib
-from variants import PYXIS_IMAGE, SIF, TOOLS, Answers
+from variants import MODES, PYXIS_IMAGE, SIF, TOOLS, Answers
 
+from . import pixi_stand_in
 from .test_setup import CONDA, made, refused, shell
 
-ENVIRONMENTS = ("venv", "uv", "conda")
+# With pixi, projects without a GPU have another set-up.
+ENVIRONMENTS = ("venv", "uv", "conda", "pixi", "pixi cpu")
 # What CI's machines have, or install: no test here may download it.
 STAND_INS = {"apt-get": "", "apptainer": 'touch "${@: -2:1}"\n', "pip": ""}
 OFFLINE = {
@@ -60,9 +62,11 @@ for folder in sys.argv[1:]:
 
 def answers_of(environment: str, tools: bool) -> Answers:
     """Return answers with all commands of an environment, or with those of no tool."""
+    environment, _, mode = environment.partition(" ")
     return {
         "setup": "full",
         "environment": environment,
+        "launch_modes": [mode] if mode else list(MODES),
         "trackers": [],
         "tools": list(TOOLS) if tools else [],
         "container": "apptainer" if tools else "none",
@@ -77,7 +81,9 @@ def project_of(folder: Path, answers: Answers) -> Path:
     for name, text in {**STAND_INS, "conda": CONDA}.items():
         (tools / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
         (tools / name).chmod(0o755)
-    if answers["environment"] != "conda":
+    if answers["environment"] == "pixi":
+        pixi_stand_in.make(tools)
+    elif answers["environment"] != "conda":
         venv = [sys.executable, "-m", "venv", "--without-pip", project / ".venv"]
         subprocess.run(venv, check=True)
         (packages,) = project.glob(".venv/lib/python*/site-packages")
@@ -98,7 +104,8 @@ def borrow(packages: Path) -> None:
 def variables(project: Path) -> dict[str, str]:
     """Return what stands in for the machine that a project is set up on."""
     tools = f"{project.parent / 'bin'}:{shell(project)['PATH']}"
-    return {**OFFLINE, "PATH": tools, "TORCH": "torch", "PYTEST_ADDOPTS": "-k yours"}
+    torch = {} if (project / "pixi.toml").exists() else {"TORCH": "torch"}
+    return {**OFFLINE, **torch, "PATH": tools, "PYTEST_ADDOPTS": "-k yours"}
 
 
 def recipes(folder: Path, text: str, package: str) -> dict[str, str]:
@@ -132,7 +139,7 @@ def test_every_command_of_an_environment(
     jobs = [
         each
         for each in classes.of(JOBS)
-        if each.variant.answers.get("environment", "venv") == environment
+        if each.variant.answers.get("environment", "venv") == environment.partition(" ")[0]
     ]
     assert {job.path for job in jobs} == {".github/workflows/ci.yml", ".gitlab-ci.yml"}
     for command in dict.fromkeys(command for job in jobs for command in commands(job)):
@@ -152,7 +159,7 @@ def test_every_command_of_an_environment(
             continue  # they need Slurm: tests/slurm/test_snapshot.py runs them
         made(project, target, *ARGUMENTS.get(target, ()), **env)
     assert (project / "container/release.sif").exists()
-    assert not [*project.glob(".venv"), *project.glob(".conda")]
+    assert not [path for name in (".venv", ".conda", ".pixi/env*") for path in project.glob(name)]
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -179,11 +186,11 @@ def test_the_tests_above_run_every_class(classes: Classes, tmp_path: Path) -> No
         project = tmp_path / f"{container}-{Path(image).name}"
         render_project(project, setup="full", container=container, container_image=image)
         known |= set(recipes(project, (project / "Makefile").read_text(), "demo").items())
-    assert setups == set(classes.kinds[SETUPS])
+    assert setups >= set(classes.kinds[SETUPS])
     for makefile in classes.of(MAKEFILES):
         found = recipes(tmp_path, makefile.text, makefile.variant.package)
         assert set(found.items()) <= known, (makefile.variant.answers, set(found.items()) - known)
-    assert len(classes.of(MAKEFILES)) > 15 and len(classes.of(JOBS)) == 2 * len(ENVIRONMENTS)
+    assert len(classes.of(MAKEFILES)) > 15 and len(classes.of(JOBS)) == 2 * 4
 
 
 def test_every_pyproject_is_built_and_what_it_needs_is_tested(
