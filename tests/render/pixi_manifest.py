@@ -11,7 +11,7 @@ from renderer import tomllib
 WORKSPACE = {"name", "channels", "platforms", "requires-pixi"}
 TABLES = {"workspace", "dependencies", "pypi-dependencies", "feature", "environments"}
 SUBDIRS = {"linux-64", "linux-aarch64", "osx-arm64", "win-64"}
-SPEC = r"(>=|==)?\d+(\.\d+)*(\.\*)?"
+SPEC = r"\d+\.\d+\.\*|>=\d+(\.\d+)*,<\d+(\.\d+)*"
 # An inline table of TOML 1.0, which older versions of pixi read too, is on one line.
 TABLE_OF_LINES = re.compile(r"=\s*\{[^}\n]*\n")
 

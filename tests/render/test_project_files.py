@@ -122,4 +122,10 @@ def test_pixi_takes_the_manifest(render: Renderer, modes: list[str], trackers: l
     gpus = {"gpu": ["linux-64-cuda", "linux-aarch64-cuda"]} if len(modes) > 1 else {}
     assert found == {"default": cpus, **gpus}
     (project,) = tomllib.loads(files["pixi.toml"])["pypi-dependencies"]
-    assert project == tomllib.loads(files["pyproject.toml"])["project"]["name"] == "my-net"
+    python = tomllib.loads(files["pyproject.toml"])["project"]
+    assert project == python["name"] == "my-net"
+    (newest,) = python["optional-dependencies"]["tested"]
+    oldest = next(each for each in python["dependencies"] if each.startswith("torch>"))
+    wanted = re.findall('pytorch-[cg]pu = "(.*)"', files["pixi.toml"])
+    expected = f"{oldest},{newest.removeprefix('torch')}".removeprefix("torch")
+    assert wanted == [expected] * len(found)
