@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -282,7 +283,7 @@ def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
     environment, install = "env update --file environment.yml", "install --yes "
     channel = "--override-channels --channel conda-forge"
     create = "create --yes --prefix ./.conda"
-    assert commands() == [create, environment, f"{install}{channel} pytorch-cpu"]
+    assert commands() == [create, environment, f"{install}{channel} pytorch-cpu<{TESTED}"]
 
     # What conda installed is not for pip to replace, and in a file of its own.
     (packages,) = (project / ".conda/lib").glob("python*/site-packages")
@@ -459,19 +460,54 @@ def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environm
     """By the command and the module's lines of docs/for-support-teams.md; without PyTorch."""
     answers = {"environment": environment, "setup": "full", "trackers": [], "tools": []}
     project = render_project(tmp_path / "demo", package_name="demo", **answers)
-    config = project / "pyproject.toml"
-    without = config.read_text().replace('    "torch>=2.7",\n', "")
-    config.write_text(re.sub('"torch<.*"', '"tqdm"', without))
+    links = tmp_path / "links"
+    tested = torch_wheel(links, TESTED)
     page = (TEMPLATE / "docs/for-support-teams.md").read_text()
     (fill,) = re.findall(r"`(pip download .*?)`", page)
     fill = fill.replace("pip", f"{sys.executable} -m pip", 1)
-    subprocess.run(fill, shell=True, cwd=project, check=True, capture_output=True)
+    named = {**os.environ, "PIP_FIND_LINKS": str(links)}
+    subprocess.run(fill, shell=True, cwd=project, check=True, capture_output=True, env=named)
+    newer = torch_wheel(project / "wheels", "99.0")
 
     lines = dict(re.findall(r'^setenv\("(\w+)", "(.*)"\)$', page, re.MULTILINE))
     assert len(lines) == 4
     env = {name: re.sub("/software/.*/", f"{project}/", value) for name, value in lines.items()}
     nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
     env |= {**nowhere, "UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
-    made(project, "setup", "TORCH=tqdm", **env)
-    assert list(project.glob(".venv/lib/python*/site-packages/tyro"))
-    assert (project / ".venv/bin/demo").exists()
+    made(project, "setup", **env)
+    (packages,) = project.glob(".venv/lib/python*/site-packages")
+    assert (packages / "tyro").exists() and (project / ".venv/bin/demo").exists()
+
+    def torches() -> list[str]:
+        return [path.name for path in packages.glob("torch-*.dist-info")]
+
+    # The newest tested one; another if it is asked for, which then stays.
+    assert torches() == [f"torch-{tested}.dist-info"]
+    made(project, "setup", f"TORCH=torch=={newer}", **env)
+    made(project, "setup", **env)
+    assert torches() == [f"torch-{newer}.dist-info"]
+    made(project, "lock")
+    made(project, "clean-env")
+    made(project, "setup", **env)
+    assert torches() == [f"torch-{newer}.dist-info"]
+
+
+TESTED = re.findall(r'"torch<(.*)"', (TEMPLATE / "template/pyproject.toml.jinja").read_text())[0]
+
+
+def torch_wheel(folder: Path, version: str) -> str:
+    """Write a wheel of a small torch to a folder; return its version.
+
+    A TESTED version becomes the last one before it, newer than any that there is.
+    """
+    if version == TESTED:
+        major, minor = version.split(".")
+        version = f"{major}.{int(minor) - 1}.99"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        info = f"torch-{version}.dist-info"
+        wheel.writestr("torch/__init__.py", "")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return version

@@ -21,6 +21,7 @@ def train(python: str, project: Path, run_dir: Path, *flags: str) -> tuple[dict,
         command, cwd=project, env=clean_environment(project), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "leak" not in done.stderr  # of what torch has not freed at the end
     facts = json.loads((run_dir / "provenance.json").read_text())
     return json.loads((run_dir / "summary.json").read_text()), facts["packages"]["torch"]
 

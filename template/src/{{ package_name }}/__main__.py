@@ -136,7 +136,8 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
         filters = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")
         code = find_command(name)(argv)
-        gc.freeze()  # at its end, Python would look through all objects of torch once more
+        if "triton" not in sys.modules:  # it would report what is frozen as leaks, in 100 lines
+            gc.freeze()  # at its end, Python would look through all objects of torch once more
         sys.exit(code)
     except SystemExit as leaving:
         # The user's code may exit, too: that is a failure, except after a stop by a signal (75).

@@ -134,7 +134,8 @@ def run() -> None:
     code = codes.pop() if len(codes) == 1 else 1
     # srun sends TERM when the first node exits with 75. This node must exit with 75, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.freeze()  # at its end, Python would look through all objects of torch once more
+    if "triton" not in sys.modules:  # it would report what is frozen as leaks, in 100 lines
+        gc.freeze()  # at its end, Python would look through all objects of torch once more
     # The code of a rank that a signal killed is negative; a shell adds the signal to 128.
     sys.exit(code if code >= 0 else 128 - code)
 
