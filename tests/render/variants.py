@@ -150,8 +150,6 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
         del kept["cpu_sbatch_options"]
-    elif kept["accelerator"] != "nvidia" and kept["environment"] == "pixi":
-        del kept["environment"]
     if kept["gpu_request"] == "none" and kept.get("memory_scope") == "gpu":
         del kept["memory_scope"]
     if kept["gpu_request"] == "gpus_per_task":
@@ -171,8 +169,15 @@ def pairwise_variants() -> list[Answers]:
     # A container and its image go together, or the images that are built would meet few values.
     samples = {**SAMPLES, "container": CONTAINERS}
     del samples["container_image"]
+
+    def fits(row: list[int]) -> bool:
+        """Whether the first values of a row may stand together: settling these would lose pairs."""
+        first = {name: samples[name][at] for name, at in zip(samples, row, strict=False)}
+        return first.get("environment") != "pixi" or first["accelerator"] == "nvidia"
+
     variants = []
-    for row in AllPairs([list(range(len(values))) for values in samples.values()]):
+    numbers = [list(range(len(values))) for values in samples.values()]
+    for row in AllPairs(numbers, filter_func=fits):
         answers = {name: samples[name][at] for name, at in zip(samples, row, strict=True)}
         answers["container"], answers["container_image"] = answers["container"]
         variants.append(settle(answers))
