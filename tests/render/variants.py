@@ -150,6 +150,8 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
         del kept["cpu_sbatch_options"]
+    if kept["environment"] == "pixi":
+        kept["accelerator"] = "nvidia"
     if kept["gpu_request"] == "none" and kept.get("memory_scope") == "gpu":
         del kept["memory_scope"]
     if kept["gpu_request"] == "gpus_per_task":
