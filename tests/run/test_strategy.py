@@ -315,10 +315,31 @@ def test_nodes_that_can_not_hold_the_same_parts(blocks: Path, tmp_path: Path, no
     assert f"error: shard_within is node, but the ranks in their order are {found}: " in job.log
 
 
-def test_ddp_has_no_parts(project: Path, tmp_path: Path) -> None:
-    job = srun(project, tmp_path / "run", 1, "--shard-within=node").wait()
+@pytest.mark.parametrize("flag", ["--shard-within=node", "--offload"])
+def test_ddp_has_no_parts(project: Path, tmp_path: Path, flag: str) -> None:
+    job = srun(project, tmp_path / "run", 1, flag).wait()
     assert job.codes == [1] and "Traceback" not in job.log
-    assert "error: shard_within is node, but strategy ddp has no parts: use --strategy" in job.log
+    assert "which strategy ddp does not have: use --strategy fsdp, or " in job.log
+
+
+def test_offloading_changes_nothing_on_cpus(blocks: Path, within: Job, tmp_path: Path) -> None:
+    job = on_nodes(blocks, tmp_path / "run", "aabb", *WITHIN, "--offload", "--recompute")
+    assert job.summary["parameters_sha256"] == within.summary["parameters_sha256"]
+
+
+def test_a_run_within_nodes_is_evaluated_on_any_ranks(
+    blocks: Path, within: Job, tmp_path: Path
+) -> None:
+    """Three ranks on two nodes could not have trained so."""
+    for name, ranks in (("evaluate", 3), ("predict", 2)):
+        command = ["demo", name, str(within.run_dir), f"--output={tmp_path / name}.json"]
+        envs = [
+            {**env, "SLURMD_NODENAME": node} for env, node in zip(tasks(ranks), "abb", strict=False)
+        ]
+        job = spawn(blocks, tmp_path / name, [command] * ranks, envs).wait()
+        assert job.codes == [0] * ranks, job.log
+    found = json.loads((tmp_path / "evaluate.json").read_text())["metrics"]["test/loss"]
+    assert found == pytest.approx(within.summary["test_loss"], rel=1e-6)
 
 
 def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:

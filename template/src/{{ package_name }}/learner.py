@@ -106,7 +106,10 @@ class Learner:
         return lr_factor(self.settings, progress)
 
     def fsdp_units(self, network: nn.Module) -> Iterable[nn.Module]:
-        """Return the parts of a network that FSDP gathers one at a time, the inner ones first."""
+        """Return the parts that FSDP gathers one at a time, the inner ones first.
+
+        With the setting `recompute`, they are computed again one at a time.
+        """
         return blocks(network)
 
     # -- evaluation -------------------------------------------------------------------------------

@@ -200,6 +200,8 @@ class Settings:
     """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
     shard_within: Literal["world", "node"] = "world"
     """for fsdp; world: all ranks share a network; node: those of each node share a copy of it"""
+    offload: bool = False
+    """for fsdp: parameters, gradients and optimizer in the CPUs' memory; slower"""
     find_unused_parameters: bool = False
     """let ddp take steps that do not use all parameters; slower"""
     world_size: Positive | None = None

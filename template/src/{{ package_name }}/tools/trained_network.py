@@ -64,6 +64,7 @@ def opened(
         set_up_logging(world, all_ranks=False)
         # Rank 0 alone looks for it: a run that still trains may save another one meanwhile.
         path = world.on_main(lambda: checkpoint_files.find(flags.run, flags.checkpoint))
+        changes |= {"shard_within": "world", "offload": False}  # any nodes serve
         trained = inference.load(model_class(), Settings, path, changes)
         for module in trained.evaluated.values():
             place(module, trained.learner.fsdp_units, trained.settings, world)

@@ -86,8 +86,13 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
             store, *_ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=meet))
         wait_for_all(store, ranks, meet)
         store.set_timeout(timeout)  # from here on, ranks wait for each other's work
+        kinds = f"cpu:gloo,{device.type}:{backend}"  # offloaded tensors are on the CPU
         dist.init_process_group(
-            backend, rank=ranks.rank, world_size=ranks.size, store=store, timeout=timeout
+            kinds if settings.offload and device.type != "cpu" else backend,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            store=store,
+            timeout=timeout,
         )
         control: Any = dist.new_group(backend="gloo", timeout=timeout)
     world = World(**vars(ranks), device=device, backend=backend, hostnames=(), control=control)

@@ -28,7 +28,16 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
     """Put a network on this rank's device, distribute it, and return the module to train with.
 
     Evaluation and checkpoints use the network itself, which `place` puts there.
+
+    Raises:
+        UsageError: a setting needs FSDP, or as `place`.
     """
+    for name, value in {"shard_within": "world", "offload": False}.items():
+        if settings.strategy != "fsdp" and (found := getattr(settings, name)) != value:
+            raise UsageError(
+                f"{name} is {found}, which strategy {settings.strategy} does not have: use "
+                f"--strategy fsdp, or {name} {value}"
+            )
     place(network, units, settings, world)
     trained = any(parameter.requires_grad for parameter in network.parameters())
     called: Any = torch.compile(network) if settings.compile and trained else network
@@ -59,14 +68,10 @@ def place(network: nn.Module, units: Units, settings: Settings, world: World) ->
     Raises:
         UsageError: FSDP can't shard the network, or not within nodes.
     """
-    if settings.shard_within == "node" and settings.strategy != "fsdp":
-        raise UsageError(
-            f"shard_within is node, but strategy {settings.strategy} has no parts: use "
-            "--strategy fsdp, or --shard-within world"
-        )
     if settings.strategy == "fsdp" and world.size > 1:
         _shard(network, units, settings, world)
-    network.to(world.device)
+    else:
+        network.to(world.device)
 
 
 class _WithFirstPass(nn.Module):
@@ -94,10 +99,17 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
     FSDP gathers a unit while it computes: first those of `units`, then the rest of the network.
     """
     # Imported here: it takes a second, and DDP does not need it.
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # as FSDP needs it
+    pinned = world.device.type != "cpu"  # so that copies from and to a GPU run beside it
+    offload = CPUOffloadPolicy(pinned) if settings.offload else OffloadPolicy()
     world.mesh = world.mesh or _mesh(settings, world)
     for unit in (*units(network), network):
         # In bf16, parameters are gathered in the dtype to which autocast casts them. A unit with
@@ -107,7 +119,7 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
         compute, reduce = (torch.bfloat16, torch.float32) if half else (None, None)
         policy = MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False)
         try:
-            fully_shard(unit, mesh=world.mesh, mp_policy=policy)
+            fully_shard(unit, mesh=world.mesh, mp_policy=policy, offload_policy=offload)
         except (ValueError, NotImplementedError) as error:
             raise UsageError(
                 f"strategy fsdp can't shard {type(unit).__name__} of model.py "
