@@ -126,10 +126,13 @@ def launch_variants() -> Iterator[Answers]:
 
 
 def tracking_variants() -> Iterator[Answers]:
-    """Every combination of trackers, their servers, and sweep."""
-    for trackers, sweep in itertools.product(subsets(TRACKERS), ("none", "optuna", "wandb")):
-        for servers in subsets(tuple(name for name in SERVERS if name in trackers)):
-            yield {"trackers": trackers, "sweep": sweep, "monitoring_servers": servers}
+    """Every combination of trackers: with none, each and all of their servers, and each sweep."""
+    for trackers in subsets(TRACKERS):
+        can = [name for name in SERVERS if name in trackers]
+        for servers in [each for each in subsets(tuple(can)) if len(each) in (0, 1, len(can))]:
+            yield {"trackers": trackers, "sweep": "none", "monitoring_servers": servers}
+        for sweep in ("optuna", "wandb"):
+            yield {"trackers": trackers, "sweep": sweep, "monitoring_servers": can}
 
 
 def settle(answers: Mapping[str, Any]) -> Answers:

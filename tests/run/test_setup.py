@@ -465,7 +465,8 @@ def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environm
     page = (TEMPLATE / "docs/for-support-teams.md").read_text()
     (fill,) = re.findall(r"`(pip download .*?)`", page)
     fill = fill.replace("pip", f"{sys.executable} -m pip", 1)
-    named = {**os.environ, "PIP_FIND_LINKS": str(links)}
+    unbound = {"XDG_CONFIG_DIRS": str(tmp_path)}  # this machine may bound torch, too
+    named = {**os.environ, **unbound, "PIP_FIND_LINKS": str(links)}
     subprocess.run(fill, shell=True, cwd=project, check=True, capture_output=True, env=named)
     newer = torch_wheel(project / "wheels", "99.0")
 
@@ -473,7 +474,7 @@ def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environm
     assert len(lines) == 4
     env = {name: re.sub("/software/.*/", f"{project}/", value) for name, value in lines.items()}
     nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
-    env |= {**nowhere, "UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
+    env |= {**nowhere, **unbound, "UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
     made(project, "setup", **env)
     (packages,) = project.glob(".venv/lib/python*/site-packages")
     assert (packages / "tyro").exists() and (project / ".venv/bin/demo").exists()
