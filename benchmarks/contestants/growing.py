@@ -20,7 +20,7 @@ from demo.engine import shards
 from demo.engine.checkpoint_files import each_leaf
 from demo.engine.data.steps import StepLoader
 from demo.engine.data.stream import ShardStream
-from demo.engine.ranks import strategy
+from demo.engine.ranks import process_group, strategy
 from demo.engine.ranks.dtensor import is_dtensor
 from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
@@ -109,6 +109,8 @@ def pretend() -> None:
 
     dist.init_process_group, dist.all_reduce = join, sum_of_equals
     dist.new_group = lambda **_: new(backend="fake")
+    dist.rendezvous = lambda *_, **__: iter([(FakeStore(), 0, 1)])
+    process_group.wait_for_all = lambda *_: None
     strategy.DistributedDataParallel = Hooked
 
 

@@ -249,7 +249,8 @@ ALWAYS = (
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
-    "hooks inference nested networks position recompute schedule shards torchrun updater weights",
+    "hooks inference nested networks position recompute schedule shards torch_private torchrun "
+    "updater weights",
     "engine/data/": "__init__ batches seeds steps stream workers",
     "engine/ranks/": "__init__ device dtensor environment meeting process_group signals "
     "slurm_commands step_totals strategy topology world",
