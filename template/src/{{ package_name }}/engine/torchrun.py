@@ -20,7 +20,6 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -103,8 +102,6 @@ def run() -> None:
     if mode and gpus != "0":
         if not shutil.which("numactl"):
             sys.exit("error: NUMA_BINDING needs numactl, which is not here: unset it in site.sh")
-        if not find_spec("torch.numa"):
-            sys.exit("error: NUMA_BINDING needs PyTorch 2.9 or newer: unset it in site.sh")
         sys.argv.insert(1, f"--numa-binding={mode}")
     # Only now: the import takes a second, in which a signal may come.
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -162,7 +162,7 @@ def _write_graph(trained: Trained, flags: Flags) -> None:
     check_data_dir(settings)
     inputs = trained.learner.inputs(trained.example(data.load(settings).test, 2))
     # The graph takes batches of any size.
-    auto = getattr(torch.export.Dim, "AUTO")  # noqa: B009 - torch 2.7 has no type for it
+    auto = torch.export.Dim.AUTO
     sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
     try:
         with warnings.catch_warnings(), torch.no_grad():

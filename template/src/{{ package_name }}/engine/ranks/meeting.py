@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -86,8 +85,8 @@ def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = 
         raise UsageError(f"after {limit.total_seconds():.0f} seconds, {end}")
 
 
-def _missing(store: Any, size: int, what: str) -> tuple[str, list[str]]:  # noqa: ANN401
-    """Return who has not come to a Store, as a text, and the nodes from which nobody did."""
+def _missing(store: dist.Store, size: int, what: str) -> tuple[str, list[str]]:
+    """Return who has not come, as a text, and the nodes from which nobody did."""
     keys = {number: f"meeting/{number}" for number in range(size)}
     came = {number: store.get(key).decode() for number, key in keys.items() if store.check([key])}
     counts = Counter(came.values())
