@@ -23,6 +23,8 @@ def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_
         how = f", backend {world.backend}, strategy {settings.strategy}"
     hosts = ", ".join(dict.fromkeys(world.hostnames))
     log.info("%s on %s, device %s%s", ranks, hosts, world.device, how)
+    if settings.offload and world.size == 1:
+        log.warning("offload has no effect on one rank: FSDP shards over several")
     log.info(
         "%s: %s training samples, %d samples a step, %d loading worker(s) a rank",
         settings.dataset,
