@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import quote, quote_plus
 
+import numpy as np
 import pytest
 
 from .conftest import PACED, QUICK, Launch, clean_environment, edited, srun
@@ -399,3 +400,48 @@ def test_a_run_tells_how_it_stands(project: Path, launch: Launch) -> None:
         *(30, 1.0),
     )
     assert state["job"] == "77" and state["started"] < state["updated"] < time.time()
+
+
+HARD_TO_CUT = """
+import importlib, math, pathlib, sys
+import numpy as np
+from demo.trackers import Run
+name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+tracker = importlib.import_module(f"demo.trackers.{name}").Tracker(Run(folder, folder, "r", "e"))
+near = np.nextafter(np.float32(1), np.float32(2))
+for step, values in enumerate([
+    np.array([1, near], np.float32),
+    np.array([1, math.nextafter(1, 2)]),
+    np.array([1e300, math.nextafter(1e300, 0)]),
+    np.array([-1e308, 1e308]),
+    np.array([0, 5e-324]),
+    np.array([np.nan, np.inf, 2], np.float32),
+    np.array([np.nan]),
+    np.zeros(3),
+]):
+    tracker.log_histogram("odd", values, step)
+tracker.finish("finished", None)
+"""
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"] + ["aim"] * (sys.version_info < (3, 13)))
+def test_no_histogram_switches_a_tracker_off(
+    full_project: Path, tmp_path: Path, tracker: str
+) -> None:
+    env = {**clean_environment(full_project), "WANDB_MODE": "offline"}
+    script = [sys.executable, "-c", HARD_TO_CUT, tracker, str(tmp_path)]
+    done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 2.0, 2.0], [1.0, 1 + 2e-16, 1.0], [-1e308, 1e308, 1e308], [0.0, 5e-324, 0.0]],
+)
+def test_a_histogram_counts_each_finite_value(project: Path, values: list[float]) -> None:
+    binned = import_module("demo.engine.run.media").binned
+    counts, edges = binned(np.array([*values, np.nan, -np.inf]))
+    assert (counts.shape, edges.shape, counts.sum()) == ((64,), (65,), 3)
+    assert (np.diff(edges) > 0).all() and np.isfinite(edges).all()
+    if max(values) - min(values) > 0.5:
+        assert (counts[0], counts[-1]) == (1, 2)

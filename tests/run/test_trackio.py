@@ -195,3 +195,71 @@ def test_a_folder_that_cannot_be_written_does_not_stop_training(
     run = read(tmp_path / "trial/trackio")["runs"]["trial/run"]
     assert numbers(run) == logged(job)
     assert run["config"]["status"] == "finished"
+
+
+ODD = """
+import json, pathlib, sys, time
+import numpy as np
+from demo.trackers import Run
+from demo.trackers.trackio import Tracker, project
+store, names = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+settings = {"seed": 2**70, "lowest": -(2**63), "name": chr(0xD800)}
+for name in names:
+    tracker = Tracker(Run(store, store, name or "run", name, settings))
+    tracker.log_metrics({"loss": 1.0}, 1, time.time())
+    tracker.log_text("note", "half " + chr(0xD800), 1)
+    tracker.finish("failed", "no " + chr(0xD800))
+print(json.dumps([project(name) for name in names]))
+"""
+
+
+def odd(project: Path, store: Path, *experiments: str) -> list[str]:
+    """Return the projects of experiments, after a run of each that logs what is hard to write."""
+    command = [sys.executable, "-c", ODD, str(store), json.dumps(experiments)]
+    env = {**clean_environment(project), "TRACKIO_DIR": str(store)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_each_experiment_has_a_project_of_its_own(full_project: Path, tmp_path: Path) -> None:
+    """Also those whose names trackio refuses, or takes for the same."""
+    names = ["a_configs", "a_artifacts", "registry-a", "regi.stry", "a.b", "ab", "...", "default"]
+    projects = odd(full_project, tmp_path, *names)
+    assert (projects[5], projects[7]) == ("ab", "default")
+    for name, project in zip(names, projects, strict=True):
+        runs = read(tmp_path, project)["runs"]
+        assert list(runs) == [name]
+        assert values(runs[name])["loss"] == [(1, 1.0)]
+
+
+def test_what_cannot_be_written_costs_nothing_else(full_project: Path, tmp_path: Path) -> None:
+    """Half of a surrogate pair, and integers above 64 bits."""
+    (project,) = odd(full_project, tmp_path, "trial")
+    shown = read(tmp_path, project)
+    run = shown["runs"]["trial"]
+    assert values(run)["loss"] == [(1, 1.0)]
+    config = run["config"]
+    assert (config["seed"], config["lowest"], config["name"]) == (str(2**70), -(2**63), "?")
+    assert (config["status"], config["error"]) == ("failed", "no ?")
+    assert [each["text"] for each in run["alerts"]] == ["no ?"]
+    assert shown["files"]["trial/note.txt"] == "half ?"
+
+
+def test_lines_of_other_clients_are_no_history(full_project: Path, tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox/given-1"
+    inbox.mkdir(parents=True)
+    line = {"kind": "metric", "project": "trial", "run": "run", "run_id": "given"}
+    odd_ones = ({}, {"metrics": {"loss": 1.0}}, {"step": 1, "metrics": None})
+    good = {"step": 2, "metrics": {"loss": 2.0}}
+    lines = (json.dumps(line | each) + "\n" for each in (*odd_ones, good))
+    (inbox / "00000000.jsonl").write_text("".join(lines))
+    code = (
+        "import pathlib, sys; from demo.trackers import Run; from demo.trackers.trackio import *\n"
+        "store = pathlib.Path(sys.argv[1])\n"
+        "print(Tracker(Run(store, store, 'run', 'trial', run_id='given')).history())\n"
+    )
+    env = {**clean_environment(full_project), "TRACKIO_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "{'loss': {2: 2.0}}", done.stderr

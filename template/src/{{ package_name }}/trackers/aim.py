@@ -26,6 +26,7 @@ from aim.storage.hashing import hash_auto
 from aim.storage.treeview import TreeView
 from filelock import SoftFileLock, Timeout
 
+from ..engine.run.media import binned
 from ..engine.run.status import SILENCE_LIMIT, Status
 from . import Backend, History, Run
 
@@ -136,9 +137,10 @@ class Tracker(Backend):
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
         """Record how the finite values are distributed."""
-        finite = values[np.isfinite(values)].astype(float)
-        if finite.size:
-            self.run.track(aim.Distribution(finite), name=name, step=step)
+        counts, edges = binned(values)
+        if counts.any():
+            histogram = aim.Distribution(hist=counts, bin_range=(edges[0], edges[-1]))
+            self.run.track(histogram, name=name, step=step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Record the log line by line, for Aim's page of logs, and other texts as a whole."""

@@ -34,6 +34,7 @@ from trackio.sqlite_storage import SQLiteStorage
 from trackio.utils import canonical_project_name, deserialize_values
 
 from ..engine.filesystem import write_atomically
+from ..engine.run.media import binned
 from ..engine.run.status import Status
 from . import Backend, History, Run
 
@@ -48,11 +49,10 @@ class Tracker(Backend):
     SECONDS, LINES = 30, 500  # of waiting, after which lines are written
 
     def __init__(self, run: Run) -> None:
-        SQLiteStorage.validate_project_name(run.experiment)
-        self.folder = storage(run.store)
+        self.folder, self.project = storage(run.store), project(run.experiment)
         self.inbox = self.folder / fragments.INBOX_DIR_NAME
-        self.media = self.folder / "media" / canonical_project_name(run.experiment)
-        self.project, self.name = run.experiment, run.name
+        self.media = self.folder / "media" / self.project
+        self.name = run.name
         self.run_id = run.run_id or uuid.uuid4().hex
         # In the order of time: the settings of the last attempt are those that stay.
         self.writer = fragments.FragmentWriter(f"{self.run_id}-{clock.time_ns()}")
@@ -68,25 +68,27 @@ class Tracker(Backend):
             "_Group": run.experiment,
             "_Created": _iso(clock.time()),
         }
-        self.config = json.loads(json.dumps(config, default=str))
+        self.config = _writable(config)
         self._log({}, self.step, clock.time())
         self.flush()  # shows the run, and finds out whether the folder can be written
 
     def history(self) -> History:
         """Return what earlier attempts logged; of a picture and the like, 0."""
-        lines: list[tuple[int, dict[str, Any]]] = []
+        lines: list[tuple[Any, Any]] = []
         for path in sorted(self.inbox.glob(f"{self.run_id}-*/*.jsonl")):
             with suppress(FileNotFoundError):  # a server has just moved it
                 records = fragments.parse_fragment_bytes(path.read_bytes())
-                lines += [(each["step"], each["metrics"]) for each in records if "metrics" in each]
+                lines += [(each.get("step"), each.get("metrics")) for each in records]
         database = self.folder / SQLiteStorage.get_project_db_filename(self.project)
         if database.exists():
             query = "SELECT step, metrics FROM metrics WHERE run_id = ?"
             with closing(sqlite3.connect(database, timeout=20)) as connection:
                 found = connection.execute(query, (self.run_id,)).fetchall()
-            lines += [(step, json.loads(metrics)) for step, metrics in found]
+            lines += [(step, json.loads(metrics or "null")) for step, metrics in found]
         held: History = {}
         for step, values in lines:
+            if not isinstance(step, int) or not isinstance(values, dict):
+                continue  # an alert, or a line of another client
             for name, value in deserialize_values(values).items():
                 number = float(value) if isinstance(value, int | float) else 0.0
                 held.setdefault(name, {})[step] = number
@@ -106,7 +108,7 @@ class Tracker(Backend):
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
         """Record how the finite values are distributed."""
-        self._log({name: Histogram(values)._to_dict()}, step)
+        self._log({name: Histogram(np_histogram=binned(values))._to_dict()}, step)
 
     def log_table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
@@ -121,13 +123,16 @@ class Tracker(Backend):
         """Write a text as a file."""
         path = self.media / "files" / self.name / f"{name.replace('/', '-')}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
+        write_atomically(path, text.encode(errors="replace"))
 
     def flush(self) -> None:
         """Write what is waiting, with the settings, so that any of the files shows the run."""
         if self.waiting:
             self.waiting[0]["config"] = self.config
-            self.writer.write_local(self.waiting, self.inbox)
+            try:
+                self.writer.write_local(self.waiting, self.inbox)
+            except TypeError:  # it can't write half a character, or an integer above 64 bits
+                self.writer.write_local(_writable(self.waiting), self.inbox)
         self.waiting, self.written = [], clock.monotonic()
 
     def finish(self, status: Status, error: str | None) -> None:
@@ -159,6 +164,33 @@ class Tracker(Backend):
 def storage(store: Path) -> Path:
     """Return the folder of an experiment's runs, for the folder that the experiment has."""
     return Path(os.environ.get("TRACKIO_DIR") or store / "trackio").absolute()
+
+
+def project(experiment: str) -> str:
+    """Return the project of an experiment: of the same name, if trackio takes it as it is.
+
+    trackio drops some characters, so that `a.b` and `ab` would be one project, and refuses some
+    names. Such an experiment gets a name with a hash.
+    """
+    name = canonical_project_name(experiment)
+    with suppress(ValueError):
+        SQLiteStorage.validate_project_name(name)
+        if name == experiment:
+            return name
+    digest = hashlib.sha256(experiment.encode(errors="surrogatepass")).hexdigest()[:12]
+    # It neither begins with `registry-` nor ends with a word that trackio reserves.
+    return f"{name.replace('-', '_')[:50]}_{digest}"
+
+
+def _writable(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return a value as JSON for trackio: no half characters, no integers above 64 bits."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = text.encode(errors="replace").decode()
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if -(2**63) <= int(digits) < 2**63 else digits
 
 
 def _iso(seconds: float) -> str:

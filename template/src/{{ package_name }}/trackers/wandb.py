@@ -19,6 +19,7 @@ os.environ.setdefault("WANDB_SERVICE", "")
 import wandb
 
 from ..engine.errors import UsageError, without_secrets
+from ..engine.run.media import binned
 from ..engine.run.status import Status
 from . import Backend, History, Run
 
@@ -102,8 +103,8 @@ class Tracker(Backend):
         self.run.log({name: wandb.Image(image), "trainer/step": step})
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
-        """Record a histogram."""
-        histogram = wandb.Histogram(np_histogram=np.histogram(values, bins=64))
+        """Record how the finite values are distributed."""
+        histogram = wandb.Histogram(np_histogram=binned(values))
         self.run.log({name: histogram, "trainer/step": step})
 
     def log_table(

@@ -40,6 +40,22 @@ def pixels(image: "Figure | Tensor") -> np.ndarray:
     return array.expand(3, -1, -1).movedim(0, -1).byte().contiguous().numpy()
 
 
+def binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how the finite values are distributed over 64 bins: counts (64,), and edges (65,).
+
+    numpy raises an error where the range can't be cut into bins, or overflows. So values that are
+    equal but for rounding get a wider range, and those near the largest float are clipped.
+    """
+    limit = np.finfo(float).max / 4
+    finite = values[np.isfinite(values)].astype(float).clip(-limit, limit)
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-12 * size, 1e-300):
+        margin = max(0.5, 1e-9 * size)
+        low, high = low - margin, high + margin
+    return np.histogram(finite, bins=64, range=(low, high))
+
+
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a table as CSV, with the columns' names in the first line."""
     text = StringIO()
