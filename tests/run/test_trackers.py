@@ -16,6 +16,7 @@ from urllib.parse import quote, quote_plus
 
 import numpy as np
 import pytest
+from renderer import render_project
 
 from .conftest import PACED, QUICK, Launch, clean_environment, edited, srun
 from .test_tensorboard import STEPS, tensorboard
@@ -445,3 +446,59 @@ def test_a_histogram_counts_each_finite_value(project: Path, values: list[float]
     assert (np.diff(edges) > 0).all() and np.isfinite(edges).all()
     if max(values) - min(values) > 0.5:
         assert (counts[0], counts[-1]) == (1, 2)
+
+
+ASK = """
+import asyncio, json, sys
+from demo.tools.monitor.guard import Guard
+
+async def ask(kind, password, headers):
+    said = []
+    async def send(message):
+        said.append(message)
+    async def page(scope, receive, send):
+        await send({"status": 200})
+    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await Guard(page, "me", password)({"type": kind, "headers": named}, None, send)
+    return said[0].get("status") or said[0]["type"]
+
+print(json.dumps([asyncio.run(ask(*case)) for case in json.loads(sys.argv[1])]))
+"""
+
+
+def test_pages_answer_their_own_user_alone(tmp_path: Path) -> None:
+    answers = {"trackers": ["trackio"], "monitoring_servers": ["trackio"], "launch_modes": ["cpu"]}
+    project = render_project(tmp_path / "demo", **answers)
+    tunnel, node = {"host": "localhost:8000"}, {"host": "n1:8000"}
+    mine = node | {"authorization": "Basic bWU6d29yZA=="}  # me:word
+    good = ("localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:8000")
+    bad = ("", "evil.example", "localhost.evil.example:80", "localhost:80:x", "[::2]", "n1:8000")
+    cases = [
+        *((200, "", {"host": host}) for host in good),
+        *((403, "", {"host": host}) for host in bad),
+        (200, "", tunnel | {"origin": "http://localhost:8000"}),
+        *((403, "", tunnel | {"origin": f"http://{at}"}) for at in ("localhost:9", "evil.example")),
+        (403, "", tunnel | {"origin": "null"}),
+        (403, "", tunnel | {"sec-fetch-site": "cross-site"}),
+        (200, "word", mine),
+        (200, "word", mine | {"authorization": "basic bWU6d29yZA=="}),
+        (403, "word", mine | {"origin": "http://evil.example"}),
+        (401, "word", node),
+        *(
+            (401, "word", node | {"authorization": login})
+            for login in ("Bearer bWU6d29yZA==", "Basic bWU6Z3Vlc3M=", "Basic", "")
+        ),
+    ]
+    for kind in ("http", "websocket"):
+        asked = json.dumps([(kind, password, headers) for _, password, headers in cases])
+        said = json.loads(
+            subprocess.run(
+                [sys.executable, "-c", ASK, asked],
+                env=clean_environment(project),
+                stdout=subprocess.PIPE,
+                check=True,
+            ).stdout
+        )
+        for (status, *case), answer in zip(cases, said, strict=True):
+            closed = "websocket.close" if kind == "websocket" else status
+            assert answer == (200 if status == 200 else closed), case

@@ -7,6 +7,7 @@ in the user's browser: that reaches the user's end of a tunnel, and knows the pa
 import getpass
 import json
 import os
+import re
 import secrets
 import sys
 from base64 import b64encode
@@ -45,8 +46,7 @@ class Guard:
 
     def __init__(self, application: Application, user: str, password: str) -> None:
         self.application = application
-        login = b64encode(f"{user}:{password}".encode())
-        self.expected = b"Basic " + login if password else b""
+        self.expected = b64encode(f"{user}:{password}".encode()) if password else b""
 
     async def __call__(
         self,
@@ -69,14 +69,18 @@ class Guard:
 
     def _judge(self, headers: Mapping[bytes, bytes]) -> int:
         """Return the HTTP status for a request with these headers."""
-        name = headers.get(b"host", b"").rpartition(b":")[0]
+        host = headers.get(b"host", b"").lower()
         if self.expected:
-            if not secrets.compare_digest(headers.get(b"authorization", b""), self.expected):
+            scheme, _, login = headers.get(b"authorization", b"").partition(b" ")
+            known = secrets.compare_digest(login.strip(), self.expected)
+            if scheme.lower() != b"basic" or not known:
                 return 401
-        elif name not in (b"127.0.0.1", b"localhost"):
+        elif re.sub(rb":\d*$", b"", host) not in (b"127.0.0.1", b"localhost", b"[::1]"):
             return 403
-        own = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
-        return 200 if own else 403
+        # Old browsers send Origin alone, and so do some with a websocket.
+        site, origin = headers.get(b"sec-fetch-site", b"none"), headers.get(b"origin")
+        own = origin is None or origin.lower().partition(b"://")[2] == host
+        return 200 if own and site in (b"none", b"same-origin") else 403
 
 
 def serve(application: Application, options: Mapping[str, Any]) -> None:
