@@ -173,6 +173,7 @@ WRONG = "it must begin with https://, or http://, and a host, without a login"
         ("ftp://127.0.0.1/T0KEN", WRONG),
         ("https:///T0KEN", WRONG),
         ("http://[T0KEN/", "it: ValueError"),
+        ("http://127.0.0.1/T0KENé", "127.0.0.1: ordinal not in range(128)"),
         ("T0KEN", WRONG),
     ],
 )

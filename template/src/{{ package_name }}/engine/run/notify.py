@@ -57,8 +57,10 @@ def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:
     best = {} if state.best_score is None else {state.best_metric: state.best_score}
     numbers = {name: x for name, x in {**best, **metrics}.items() if math.isfinite(x)}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    # Cut only after the secrets are out: the half of one would not be found.
+    error = state.error and without_secrets(state.error)[:1000]
     text = f"{PACKAGE}: {run.name} {state.status} at step {state.step}"
-    text += "".join(f": {each}" for each in (state.error, shown) if each)
+    text = without_secrets(text + "".join(f": {each}" for each in (error, shown) if each))
     values = {
         "project": PACKAGE,
         "run": run.name,
@@ -68,7 +70,7 @@ def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:
         "metrics": numbers,
         "seconds": round(time.time() - state.started),
         "job": state.job,
-        "error": state.error,
+        "error": error,
         "hostname": state.host,
         "text": text[:1900],  # Discord takes 2000 characters
         "content": text[:1900],
@@ -102,4 +104,6 @@ def _post(
         return f"{host} answered {error.code}"
     except Exception as error:  # of the socket, of TLS, of the protocol, of the address
         cause = getattr(error, "reason", error)
-        return f"{host}: {getattr(cause, 'strerror', None) or type(cause).__name__}"
+        # A reason in words has none of the address; the text of another error may.
+        known = cause if isinstance(cause, str) else getattr(cause, "strerror", None)
+        return f"{host}: {without_secrets(known or type(cause).__name__)}"
