@@ -45,7 +45,7 @@ def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str
     ("flags", "code", "message"),
     [
         (["--epoch=3"], 2, "Unrecognized options: --epoch"),
-        (["--init-from=nowhere"], 1, "error: no checkpoint is in nowhere"),
+        (["--init-from=nowhere"], 1, "error: init_from is nowhere, but there is no such file"),
         (["--dataset=mine"], 1, "ValueError: mine"),
     ],
 )

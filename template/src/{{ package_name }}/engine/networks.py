@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -224,14 +225,20 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
 
     Args:
         modules: the networks.
-        source: a run folder, whose best checkpoint is taken; a checkpoint; or a state_dict, in a
-            file of torch.save or of safetensors.
-        partial: whether to take only the tensors that fit by name and shape.
+        source: a run folder, whose best checkpoint is taken; a checkpoint; a state_dict, in a file
+            of torch.save or of safetensors; or a folder with such a model.safetensors.
+        partial: whether to take only the tensors that fit by name, shape and kind of dtype.
 
     Raises:
         UsageError: there is no such file, or it does not fit.
     """
-    path = find(Path(source))
+    if not os.path.exists(source):
+        raise UsageError(
+            f"init_from is {source}, but there is no such file or folder: give a run folder, a "
+            "step-*.pt file, or a state_dict in a .pt or .safetensors file"
+        )
+    inside = Path(source) / "model.safetensors"  # as save_pretrained of transformers names it
+    path = find(inside if os.path.exists(inside) else Path(source))
     state = load(path)
     states = state["averages"] or state["networks"]
     if len(states) == len(modules) == 1:
@@ -242,7 +249,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     for name, module in modules.items():
         mine = module.state_dict()
         theirs = weights.with_tied(states.get(name, {}), mine)
-        fitting = {k: v for k, v in theirs.items() if k in mine and mine[k].shape == v.shape}
+        fitting = {k: v for k, v in theirs.items() if k in mine and _fits(mine[k], v)}
         misfits = ", ".join(key for key in {**mine, **theirs} if key not in fitting)
         if misfits and not partial:
             raise UsageError(
@@ -255,6 +262,18 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
         log.info("%s starts from %s: %s", name, path, found)
     if not taken:
         raise UsageError(f"nothing in init_from {path} fits model.py: is it of another model?")
+
+
+def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_dict
+    """Return whether a value can replace another: tensors need one shape and one kind of dtype."""
+    if not (isinstance(mine, Tensor) and isinstance(theirs, Tensor)):
+        return type(mine) is type(theirs)
+    same_kind = (
+        mine.is_complex() == theirs.is_complex()
+        and mine.is_floating_point() == theirs.is_floating_point()
+        and mine.is_quantized == theirs.is_quantized
+    )
+    return same_kind and mine.shape == theirs.shape
 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:
