@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,49 @@ def test_what_can_not_be_written_is_one_line(project: Path, averaged: Job, tmp_p
     assert [each.name for each in tmp_path.iterdir()] == ["command.0.log"]
 
 
+LIMITED = """
+import resource, sys
+from demo.tools import export
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as if the disk were full
+try:
+    export.main(sys.argv[1:])
+except export.UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt2"])
+def test_a_file_stays_if_another_can_not_replace_it(
+    project: Path, averaged: Job, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_text("stays")
+    said = python(project, LIMITED, str(averaged.run_dir), f"--output={path}")
+    assert said.startswith(f"can't write {path}") and said.count("\n") == 1, said
+    assert path.read_text() == "stays" and [*tmp_path.iterdir()] == [path]
+
+
+def test_an_error_of_save_pretrained_is_one_line(
+    project: Path, averaged: Job, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(project, tmp_path / "demo")
+    model = copy / "src/demo/model.py"
+    method = """
+    def pretrained(self, network):
+        def save_pretrained(folder):
+            (folder / "half").touch()
+            raise RuntimeError("\\n  Some tensors\\n  share memory")
+        network.save_pretrained = save_pretrained
+        return network
+"""
+    model.write_text(model.read_text() + method)
+    output = tmp_path / "folder"
+    job = command(copy, tmp_path, "export", str(averaged.run_dir), f"--output={output}")
+    assert f"can't write {output}: Some tensors share memory" in error(job)
+    assert not [*tmp_path.glob("folder*")]
+
+
 def test_a_missing_package_is_named(project: Path, averaged: Job, tmp_path: Path) -> None:
     """As in the environment of a project that was set up before it was needed."""
     (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError(name=__name__)\n")
@@ -194,6 +238,112 @@ def test_several_networks_are_in_a_file(
     save_file({**load_file(path), "other.weight": torch.zeros(1)}, path)
     with pytest.raises(UsageError, match="does not fit"):
         initialize(fresh, path)
+
+
+def test_networks_that_share_a_tensor_come_back(project: Path, tmp_path: Path) -> None:
+    from demo.engine import weights
+
+    def pair() -> dict[str, nn.Module]:
+        first, second = nn.Linear(2, 3), Tied()
+        second.first.weight = second.last.weight = nn.Parameter(torch.randn(3, 2))
+        first.weight = second.first.weight
+        second.register_buffer("flat", first.weight.detach().view(-1))
+        return {"maker": first, "critic": second}
+
+    ours, fresh, path = pair(), pair(), tmp_path / "x.safetensors"
+    weights.write(path, {name: each.state_dict() for name, each in ours.items()}, {})
+    initialize(fresh, path)
+    for name, each in fresh.items():
+        check_same(each, ours[name])
+
+
+class Extra(nn.Linear):
+    """A layer with a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.ones(2, dtype=torch.complex128), "x is a tensor of torch.complex128"),
+        (torch.eye(2).to_sparse(), "x is a tensor of torch.sparse_coo"),
+        ({"calls": 3}, "x is no tensor, which safetensors lacks: dict"),
+    ],
+)
+def test_what_the_format_lacks_is_named(
+    project: Path, tmp_path: Path, value: object, said: str
+) -> None:
+    from demo.engine import weights
+
+    path = tmp_path / "x.safetensors"
+    path.write_text("stays")
+    state: dict[str, Any] = {"w": torch.ones(1), "x": value}
+    with pytest.raises(ValueError, match=said):
+        weights.write(path, {"network": state}, {})
+    with pytest.raises(ValueError, match="another use for the name __metadata__"):
+        weights.write(path, {"network": {"__metadata__": torch.ones(1)}}, {})
+    assert path.read_text() == "stays" and len([*tmp_path.iterdir()]) == 1
+
+
+def test_lazy_views_are_written_as_they_read(project: Path, tmp_path: Path) -> None:
+    from demo.engine import weights
+
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"x": x, "conj": x.conj(), "neg": x.conj().imag}
+    weights.write(tmp_path / "x.safetensors", {"network": state}, {})
+    for name, tensor in load_file(tmp_path / "x.safetensors").items():
+        assert torch.equal(tensor, state.pop(name)), name
+    assert not state
+
+
+def test_tensors_of_another_kind_do_not_fit(project: Path, tmp_path: Path) -> None:
+    from demo.engine.errors import UsageError
+
+    path, network = tmp_path / "x.safetensors", nn.Linear(2, 3)
+    for dtype in (torch.int8, torch.complex64):
+        save_file({"weight": torch.ones(3, 2, dtype=dtype), "bias": torch.ones(3)}, path)
+        with pytest.raises(UsageError, match="does not fit network at weight: --init-partial"):
+            initialize({"network": network}, path)
+    save_file({"weight": torch.ones(3, 2).half(), "bias": torch.ones(3)}, path)
+    initialize({"network": network}, path)
+    assert network.weight.sum() == 6
+
+    # A value that is no tensor, in a checkpoint.
+    parts: dict[str, Any] = {
+        part: {} for part in ("averages", "optimizers", "position", "settings")
+    }
+    theirs = Extra(2, 3).state_dict()
+    torch.save({**parts, "networks": {"network": theirs}}, tmp_path / "step-00000001.pt")
+    initialize({"network": (extra := Extra(2, 3))}, tmp_path / "step-00000001.pt")
+    assert extra.calls == 3
+
+
+def test_a_folder_with_weights_is_taken(project: Path, tmp_path: Path) -> None:
+    from demo.engine.errors import UsageError
+
+    network = nn.Linear(2, 3)
+    save_file({"weight": torch.ones(3, 2), "bias": torch.ones(3)}, tmp_path / "model.safetensors")
+    initialize({"network": network}, tmp_path)
+    assert network.weight.sum() == 6
+    with pytest.raises(UsageError, match=r"no such file or folder: give .* \.safetensors file"):
+        initialize({"network": network}, tmp_path / "nope.safetensors")
+
+
+def test_the_settings_tell_no_secret_and_no_path(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from demo.tools.export import _public
+
+    secret = 'a"quoted\\secret'
+    monkeypatch.setenv("MY_TOKEN", secret)
+    inside = [secret, "/home/me", Path("data"), {"plain": 1, "path": "~/x", secret: (secret, 2.5)}]
+    expected = ["<MY_TOKEN>", {"plain": 1, "<MY_TOKEN>": ["<MY_TOKEN>", 2.5]}]
+    assert _public({"options": inside}) == {"options": expected}
 
 
 def test_a_file_without_an_ending_is_known_by_its_content(project: Path, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Weights of networks in files that other programs read and write: safetensors."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from torch import Tensor, contiguous_format
 
 from .filesystem import write_atomically
@@ -40,41 +42,69 @@ def write(
     """Write the state_dicts of networks by name; of several, a tensor's name begins with theirs.
 
     The format has each tensor once: `metadata` then tells of tied weights, as NAME: WRITTEN NAME.
-    Raises OSError; `path` is then as it was before.
+    Each network has its own copy of what several share, so that it can be read without the others.
+    Raises OSError, and ValueError for what the format lacks; `path` is then as it was before.
     """
     from safetensors.torch import save
 
-    several = len(states) > 1
-    state = {
-        f"{name}.{key}" if several else key: tensor.detach()
-        for name, each in states.items()
-        for key, tensor in each.items()
-    }
-    first = first_names(state)
-    tied = {name: other for name, other in first.items() if name != other}
-    # A copy of what is not contiguous, or is a part of a larger tensor.
-    written = {
-        name: x if _is_whole(x) else x.clone(memory_format=contiguous_format)
-        for name, x in state.items()
-        if name not in tied
-    }
+    tied: dict[str, str] = {}
+    written: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, state in states.items():
+        before = f"{name}." if len(states) > 1 else ""
+        for key, first in first_names(state).items():
+            if key == first:
+                written[before + key] = _plain(before + key, state[key], storages)
+            else:
+                tied[before + key] = before + first
     # Not by save_file, whose files only their owner can read.
     write_atomically(path, save(written, {**tied, **metadata}))
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+def _plain(name: str, value: Any, storages: set[int]) -> Tensor:  # noqa: ANN401 - of a state_dict
+    """Return a tensor as the format takes it: contiguous, with a storage that is all its own.
+
+    `storages` has the addresses of those that are taken; that of the tensor is added.
+    """
+    if name == "__metadata__":
+        raise ValueError("safetensors has another use for the name __metadata__: rename the tensor")
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is no tensor, which safetensors lacks: {type(value).__name__}")
+    if value.layout != torch.strided or value.is_quantized or not _is_known(value.dtype):
+        kind = value.dtype if value.layout == torch.strided else value.layout
+        raise ValueError(f"{name} is a tensor of {kind}, which safetensors lacks")
+    tensor = value.detach().resolve_conj().resolve_neg()
+    storage = tensor.untyped_storage()
+    whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes
+    if not whole or storage.data_ptr() in storages:
+        tensor = tensor.clone(memory_format=contiguous_format)
+    if tensor.numel():
+        storages.add(tensor.untyped_storage().data_ptr())
+    return tensor
 
 
-def first_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+@cache
+def _is_known(dtype: torch.dtype) -> bool:
+    from safetensors.torch import save
+
+    try:
+        save({"tensor": torch.empty(0, dtype=dtype)})
+    except Exception:  # it depends on the version of the library
+        return False
+    return True
+
+
+def first_names(state: Mapping[str, Any]) -> dict[str, str]:
     """Return for each name the first name of the same tensor: tied weights have several names."""
     first: dict[Any, str] = {}
-    return {
-        name: first.setdefault((x.data_ptr(), x.dtype, x.shape, x.stride()), name)
-        if x.numel()
-        else name
-        for name, x in state.items()
-    }
+    names = {}
+    for name, x in state.items():
+        names[name] = name
+        # A state_dict may have other values, and sparse tensors have no address.
+        if isinstance(x, Tensor) and x.layout == torch.strided and x.numel():
+            view = (x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg())
+            names[name] = first.setdefault(view, name)
+    return names
 
 
 def by_network(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:

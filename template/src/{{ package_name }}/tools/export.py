@@ -6,11 +6,11 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -92,13 +92,7 @@ def _write_weights(trained: Trained, flags: Flags) -> None:
 def _metadata(trained: Trained) -> dict[str, str]:
     """Return what the file says of its origin: no paths, and nothing that looks like a secret."""
     settings, position = trained.settings, trained.position
-    told = {
-        name: value
-        for name, value in settings.as_dict().items()
-        if name not in PATHS
-        and not isinstance(getattr(settings, name), Path)
-        and not (isinstance(value, str) and value.startswith(("/", "~", "$")))
-    }
+    told = {k: v for k, v in dataclasses.asdict(settings).items() if k not in PATHS}
     commit = None
     with suppress(OSError, ValueError):  # it is in the run folder, and this may be a copy
         facts = read_object(trained.path.parent.parent / "provenance.json", {"git": dict})
@@ -113,9 +107,29 @@ def _metadata(trained: Trained) -> dict[str, str]:
         "best_value": position.best_score,
         "best_step": position.best_step,
         "commit": commit,
-        "settings": json.dumps(told, ensure_ascii=False),
+        # Secrets in the values are hidden before JSON changes how they are written.
+        "settings": json.dumps(_public(told), ensure_ascii=False, default=str),
     }
     return {name: hidden(str(value)) for name, value in values.items() if value is not None}
+
+
+def _public(value: Any) -> Any:  # noqa: ANN401 - of the settings
+    """Return a value without secrets, and without the paths in dictionaries and lists."""
+    match value:
+        case Mapping():
+            return {
+                hidden(str(k)): _public(each) for k, each in value.items() if not _is_path(each)
+            }
+        case list() | tuple() | set() | frozenset():
+            return [_public(each) for each in value if not _is_path(each)]
+        case str():
+            return hidden(value)
+    return value
+
+
+def _is_path(value: object) -> bool:
+    named = isinstance(value, str) and value.startswith(("/", "~", "$"))
+    return named or isinstance(value, PurePath)
 
 
 def _write_folder(trained: Trained, flags: Flags) -> None:
@@ -129,24 +143,39 @@ def _write_folder(trained: Trained, flags: Flags) -> None:
                 "save_pretrained: let the method pretrained(networks) in model.py return a network "
                 "of transformers, or end --output in .safetensors"
             )
-    unfinished = flags.output.with_name(f"{flags.output.name}.{secrets.token_hex(4)}.tmp")
+    with _errors_explained(flags.output), _aside(flags.output) as unfinished:
+        for part in parts:
+            part.save_pretrained(unfinished)
+        os.replace(unfinished, flags.output)
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """Make a folder beside a path, in which it is written first; remove it in the end."""
+    folder = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    folder.mkdir()
     try:
-        with _errors_explained(flags.output):
-            unfinished.mkdir()
-            for part in parts:
-                part.save_pretrained(unfinished)
-            os.replace(unfinished, flags.output)
+        yield folder
     finally:
-        remove(unfinished)
+        remove(folder)
 
 
 @contextmanager
 def _errors_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"can't write {path}: {reason}; choose another --output") from None
+    except (UsageError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # of save_pretrained, any
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{error.strerror}; choose another --output"
+            raise UsageError(f"can't write {path}: {reason}") from None
+        raise UsageError(f"can't write {path}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error in one line, which may be cut."""
+    return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
 # -- a graph --------------------------------------------------------------------------------------
@@ -165,15 +194,19 @@ def _write_graph(trained: Trained, flags: Flags) -> None:
     auto = torch.export.Dim.AUTO
     sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), _aside(flags.output) as folder:
             warnings.simplefilter("ignore")  # about future changes of torch
             graph = torch.export.export(network, inputs, dynamic_shapes=sizes)
-            if flags.output.suffix == ".onnx":
-                torch.onnx.export(graph, f=str(flags.output), verbose=False)
+            path = folder / flags.output.name
+            if path.suffix == ".onnx":
+                torch.onnx.export(graph, f=str(path), verbose=False)
             else:
-                torch.export.save(graph, flags.output)
+                torch.export.save(graph, path)
+            # Beside an ONNX file may be one with its weights, NAME.onnx.data, which comes first.
+            for each in sorted(folder.iterdir(), reverse=True):
+                os.replace(each, flags.output.with_name(each.name))
     except Exception as error:  # torch.export does not document what it raises
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
             f"can't write {flags.output} ({reason}): if it is the folder, choose another --output; "
             "if torch can't make a graph of the network, let inputs in model.py return the "
