@@ -9,6 +9,7 @@ import pytest
 import yaml
 from citation import check_citation
 from classes import Classes
+from packaging.requirements import Requirement
 from pixi_manifest import check_manifest
 from renderer import QUESTIONNAIRE, TEMPLATE, Renderer, tomllib
 
@@ -129,3 +130,22 @@ def test_pixi_takes_the_manifest(render: Renderer, modes: list[str], trackers: l
     wanted = re.findall('pytorch-[cg]pu = "(.*)"', files["pixi.toml"])
     expected = f"{oldest},{newest.removeprefix('torch')}".removeprefix("torch")
     assert wanted == [expected] * len(found)
+
+
+def test_pixi_has_the_extra_for_pytorch_only_where_it_is_read(render: Renderer) -> None:
+    def tested(**answers: object) -> bool:
+        text = render({"environment": "pixi", "setup": "full", **answers})["pyproject.toml"]
+        return "tested" in tomllib.loads(text)["project"]["optional-dependencies"]
+
+    assert not tested(tools=[])
+    assert tested(tools=["doctor"]) and tested(tools=[], container="apptainer")
+
+
+@pytest.mark.parametrize("environment", ["venv", "uv", "conda"])
+def test_the_readme_names_a_pytorch_that_is_tested(render: Renderer, environment: str) -> None:
+    files = render({"environment": environment})
+    python = tomllib.loads(files["pyproject.toml"])["project"]
+    (tested,) = python["optional-dependencies"]["tested"]
+    (shown,) = re.findall(r"make setup TORCH=\S*?=+([\d.]+)`", files["README.md"])
+    assert Requirement(tested).specifier.contains(shown)
+    assert f"older than {tested.removeprefix('torch<')} (`tested`" in files["README.md"]

@@ -319,6 +319,8 @@ def test_pixi_makes_an_environment_that_jobs_run(tmp_path: Path) -> None:
     def has(name: str) -> list[str]:
         return [p.name for p in project.glob(f".pixi/{name}/conda-meta/pytorch-[cg]pu-*.json")]
 
+    made(project, "lock", **pixi)
+    assert (project / "pixi.lock").exists() and not (project / ".pixi").exists()
     # A login node has no driver.
     assert "no platform of gpu" in make(project, "setup", CONDA_OVERRIDE_CUDA="", **pixi).stderr
     made(project, "setup", root, **pixi)
