@@ -323,11 +323,11 @@ def test_provenance_is_found_whatever_surrounds_it(
 
 
 def test_the_diff_of_a_minified_file_takes_no_minutes(project: Path) -> None:
-    from demo.engine.run.provenance import _hidden
+    from demo.engine.run.provenance import hidden
 
     text = ",".join(['"token":"a"'] * 100_000)
     began = time.monotonic()
-    assert _hidden(text) == text
+    assert hidden(text) == text
     assert time.monotonic() - began < 20
 
 
