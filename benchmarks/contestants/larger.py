@@ -47,7 +47,7 @@ def main() -> None:
     learner = Model(settings)
     clear = Path("/proc/self/clear_refs")
     with played(int(WORLD)) if WORLD else joined(settings) as world:
-        clear.write_text("5")  # the peak begins anew
+        clear.write_text("5")  # the peak is measured from here on
         before = peak_mib()
         nodes = tuple("ab"[2 * rank // world.size] for rank in range(world.size))
         world = replace(world, nodes=nodes)

@@ -2,7 +2,7 @@
 
 It solves, installs, and writes pixi.lock with pixi's own library (py-rattler), from a channel that
 the tests make. In it, Python is the tests' Python with their packages, and PyTorch is empty. pip
-installs the project, in the place of uv.
+installs the project here; pixi itself uses uv.
 """
 
 import asyncio

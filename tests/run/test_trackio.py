@@ -31,7 +31,7 @@ OFFLINE = {f"{name}_proxy": "http://127.0.0.1:9" for name in ("http", "https", "
 
 @pytest.fixture(autouse=True)
 def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests out of a folder of whoever runs them."""
+    """Let the tests use no store of the user who runs them."""
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
 
 

@@ -57,7 +57,7 @@ def _forward(part: nn.Module, forward: Any, *arguments: Any, **named: Any) -> An
 
 @contextmanager
 def _as_before(buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-    """Put copies in the place of buffers, such as running statistics, which stay as they are."""
+    """Replace buffers, such as running statistics, by copies; put the buffers back at the end."""
     now = [(module, name, getattr(module, name)) for module, name, _ in buffers]
     for module, name, value in buffers:
         setattr(module, name, value.clone())  # as there may be another pass
