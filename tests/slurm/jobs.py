@@ -114,8 +114,7 @@ class Job:
     def ranks(self) -> dict[int, psutil.Process]:
         """The ranks' processes that are there now, by rank."""
         found = {}
-        for process, env in self._processes():
-            words = process.cmdline()
+        for process, env, words in self._processes():
             # What starts ranks names their command too.
             starts = "demo.engine.torchrun" in words or "sweep" in words
             if "demo" in words and "train" in words and not starts:
@@ -125,7 +124,7 @@ class Job:
     def meets(self) -> bool:
         """Whether the port is served where the ranks of the first step meet."""
         served = re.compile(rf":{20_000 + int(self.id):04X} \S+ 0A")
-        for process, _ in self._processes():
+        for process, _, _ in self._processes():
             for name in ("tcp", "tcp6"):
                 with suppress(OSError):  # it ended meanwhile
                     if served.search(Path(f"/proc/{process.pid}/net/{name}").read_text()):
@@ -136,20 +135,21 @@ class Job:
         """The shell that runs the batch script."""
         (shell,) = [
             process
-            for process, env in self._processes()
-            if process.name() == "bash" or process.name() == "slurm_script"
+            for process, env, words in self._processes()
+            if words and Path(words[0]).name.lstrip("-") == "bash"
             # From Slurm 26.05 on it is a step, too.
             if env.get("SLURM_STEP_ID", "-5") == "-5"
         ]
         return shell
 
-    def _processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    def _processes(self) -> Iterator[tuple[psutil.Process, dict[str, str], list[str]]]:
+        """The job's processes that have not ended: each with its environment and its command."""
         for process in psutil.process_iter():
             try:
-                env = process.environ()
+                env, words = process.environ(), process.cmdline()
                 if env.get("SLURM_JOB_ID") == self.id and self.project.root == Path(
                     env.get("SLURM_SUBMIT_DIR", "/")
                 ):
-                    yield process, env
+                    yield process, env, words
             except psutil.Error:  # it ended meanwhile
                 continue

@@ -23,6 +23,8 @@ case "$1 $3" in
 esac
 echo "sees GPUs ${CUDA_VISIBLE_DEVICES:-none}"
 echo "started on $(hostname) of ${SLURM_STEP_NUM_TASKS:-1}: $*"
+# The step that reads the reports starts meanwhile.
+[[ $* != *--nodes=report* ]] || sleep 1
 """
 APPTAINER = """\
 #!/bin/bash
@@ -35,6 +37,12 @@ case $1 in
     python) exec .venv/bin/"$@" ;;
     *) exec "$@" ;;
 esac
+"""
+# Slurm's own, which starts a step beside another when that one has all the memory that it wants.
+SRUN = """\
+#!/bin/bash
+[[ $* != *--overlap* ]] || sleep 0.5
+PATH=${PATH#*stand-ins:} exec srun "$@"
 """
 INSTALL = 'echo "started on $(hostname) of 1: $0 $*"\n'
 # A file that users have: it says where the site's Apptainer is.
@@ -120,7 +128,7 @@ def set_up(root: Path, files: Mapping[str, str]) -> None:
     # The image of others that the sample answers name is not there.
     finished = "container/install.sh" in files and "container/apptainer.def" not in files
     site_sh = SITE_SH + files["slurm/site.sh"] + "export IMAGE=container/image.sif\n" * finished
-    kept |= {"slurm/site.sh": site_sh, "stand-ins/apptainer": APPTAINER}
+    kept |= {"slurm/site.sh": site_sh, "stand-ins/apptainer": APPTAINER, "stand-ins/srun": SRUN}
     kept |= {"container/install.sh": INSTALL, "container/image.sif": "", "logs/.gitkeep": ""}
     for path, text in kept.items():
         file = root / path

@@ -78,7 +78,7 @@ may_restart() {
         why="a rank died twice on one of its nodes"
     elif [[ $end == [0-9]* ]] && seconds=$((end - $(date +%s))) && ((seconds < 300)); then # else N/A
         why="its time ends in $seconds seconds"
-    elif ! timeout --kill-after=5 60 srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --mpi=none true; then
+    elif ! timeout --kill-after=5 60 srun --overlap --mem=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --mpi=none true; then
         why="not all of its nodes answer"
     fi
     [[ -z $why ]]
