@@ -29,7 +29,7 @@ export TORCH TORCH_INDEX PYTHON3 OTHER_PYTHON
 # Python would compile torch and its compiler at every start: four seconds instead of two, for each rank.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-slurm test-torch torch-tests coverage lint benchmarks clean
+.PHONY: help demo test test-all test-slurm test-torch torch-tests coverage lint docs benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -37,10 +37,10 @@ help: ## list the targets
 demo: ## scaffold a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
-test: lint ## check this repository: linters, then the tests that a change should pass
+test: lint docs ## check this repository: linters and links, then the tests that a change should pass
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-test-all: lint ## the same, with the slow tests
+test-all: lint docs ## the same, with the slow tests
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
@@ -69,6 +69,10 @@ lint: .venv/ready ## run the linters only
 	$(PYTHON) -m mypy
 	.venv/bin/shellcheck .ci/run scripts/*.sh
 
+docs: .docs/venv/ready ## build the site of all pages in .docs/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 .docs/venv/bin/python -m mkdocs build --strict
+	@echo 'Open .docs/site/index.html in a browser.'
+
 benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS chooses what
 	$(PYTHON) -m benchmarks $(ARGS)
 
@@ -85,5 +89,11 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m pip install --group benchmark
 	@touch $@
 
-clean: ## remove the test environment and the demo
-	rm -rf .venv .torch .demo
+.docs/venv/ready: pyproject.toml
+	$(PYTHON3) -m venv .docs/venv
+	.docs/venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	.docs/venv/bin/python -m pip install --quiet --no-compile --group docs
+	@touch $@
+
+clean: ## remove the test environment, the demo and the site
+	rm -rf .venv .torch .demo .docs
