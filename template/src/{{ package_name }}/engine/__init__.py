@@ -1,24 +1,30 @@
-"""Not yours: `copier update` replaces this folder. It imports nothing of yours.
+"""The training engine. Do not edit this folder: `copier update` replaces it.
 
-    updater.py      an optimizer step: forward and backward passes, clipping
-    schedule.py     the learning rate; position.py: how far the training is
+It imports none of your files.
+
+    updater.py      one update: forward and backward passes, clipping, optimizer steps
+    schedule.py     the learning rate
+    position.py     how far the training is
     networks.py     networks, their moving averages and optimizers, by name
-    recompute.py    activations that the backward pass computes again
-    checkpoint.py   what a checkpoint holds; checkpoint_files.py, shards.py: its files
-    weights.py      files of safetensors, for and from other programs
-    evaluate.py     metrics over a dataset, of all ranks
-    hooks.py        the hooks of model.py, and what they get
-    inference.py    use of a trained network
-    config.py       the settings of every training
-    checks.py       checks of model.py, of data.py and of the ranks
-    torchrun.py     torchrun, with the signals and exit codes of a job
-    torch_private.py  what this project uses of PyTorch that a new version may change
-    errors.py       errors of one line; filesystem.py: safe files; nested.py: batches of any nesting
-    ranks/          how ranks start, meet, talk and stop; device; DDP and FSDP
+    recompute.py    activation checkpointing
+    checkpoint.py   the contents of a checkpoint; checkpoint_files.py, shards.py: its files
+    weights.py      safetensors files, to exchange weights with other programs
+    evaluate.py     metrics over a dataset, reduced over all ranks
+    hooks.py        calls the hooks of model.py
+    inference.py    loads a trained network for predictions
+    config.py       the settings that every training has
+    checks.py       checks of model.py, data.py and the ranks
+    torchrun.py     starts torchrun with the signals and exit codes that a job needs
+    torch_private.py  all uses of private PyTorch functions, which a new version may change
+    errors.py       error messages of one line
+    filesystem.py   safe reads and writes of files
+    nested.py       batches of nested tuples, lists and dictionaries
+    ranks/          how ranks start, meet, communicate and stop; device; DDP and FSDP
     data/           which samples each rank reads; loading workers; seeds
-    run/            the run folder: its lock, log, metrics, status, provenance; a message at its end
+    run/            the run folder: lock, log, metrics, status, provenance; end-of-run message
 
-The names below are for your files. They stay when a later version moves what is in here.
+Your files can import the names below from this package. Later versions keep these names, even
+if they move the code to other modules.
 """
 
 from importlib import import_module
@@ -56,7 +62,7 @@ HOMES = {
     "split_samples": "nested",
     "write_atomically": "filesystem",
 }
-"""The module of each name. It is imported when the name is used: settings.py needs no torch."""
+"""The module of each name. It is imported on first use, so that settings.py does not load torch."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has the name

@@ -1,4 +1,7 @@
-"""The settings of a run: defaults here and in settings.py < YAML file < flags."""
+"""The settings of a run: flags override the YAML file, which overrides the defaults.
+
+The defaults are here and in settings.py.
+"""
 
 import argparse
 import dataclasses
@@ -20,7 +23,7 @@ from .filesystem import full_path, moved, read_bytes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# More than 63 bits fit neither a seed of torch nor a size.
+# torch takes no larger integers as seeds or sizes.
 Positive = Annotated[int, Ge(1), Lt(2**63)]
 Seconds = Annotated[int, Ge(1), Lt(2**31)]
 Count = Annotated[int, Ge(0), Lt(2**63)]
@@ -29,7 +32,7 @@ Rate = Annotated[float, Gt(0), Lt(float("inf"))]
 
 DEFAULT_CONFIG = Path("configs/train.yaml")
 PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")
-"""Settings of type str that are paths; fields of type Path are, too."""
+"""Settings of type str that hold paths. Settings of type Path need no entry."""
 
 T = TypeVar("T")
 
@@ -48,43 +51,47 @@ def with_full_paths(flags: T) -> T:
 
 
 def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
-    """Return the flags of a command, with all paths expanded; bad flags end it with exit code 2."""
+    """Return the flags of a command, with all paths expanded.
+
+    Wrong flags end the process with exit code 2.
+    """
     return with_full_paths(tyro.cli(flags, args=list(argv), prog=prog, console_outputs=is_rank_0()))
 
 
 def snapshot() -> Path | None:
-    """Return the folder of the code as it was submitted, if this process runs that code.
+    """Return the folder with the snapshot of the submitted code, if this process runs from it.
 
-    An image of a release runs the code in it, and a process outside a job the project's.
+    A container image of a release runs its own code instead. A process outside a job runs the code
+    of the project folder.
     """
     folder = Path(os.environ.get("CODE_DIR", ""))
     return folder if folder in Path(__file__).parents else None
 
 
 def as_submitted(path: Path) -> Path:
-    """Return a file's path without links; of a file of the snapshot, that of the copy there."""
+    """Return the resolved path of a file, or of its copy in the snapshot if there is one."""
     folder = snapshot()
     copy = Path(folder, os.path.relpath(path)) if folder else path
     return (copy if copy.exists() else path).resolve()
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Reads null, booleans and numbers as both YAML 1.1 and 1.2 do; everything else is text.
+    """Reads null, booleans and numbers on which YAML 1.1 and 1.2 agree; everything else is text.
 
-    PyYAML takes `010` for 8 and `1:30` for 90. Aliases are refused, since aliases of aliases expand
-    to any number of values, and so is a name that comes twice.
+    PyYAML itself would read `010` as 8 and `1:30` as 90. The loader refuses aliases, since nested
+    aliases can expand to a huge number of values. It also refuses a name that appears twice.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - without those of SafeLoader
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401
-        """Return the next node, which may not be an alias."""
+        """Return the next node; raise ValueError if it is an alias."""
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it has an alias (*name): write the value itself there")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the values by name; no name may come twice."""
+        """Return the values by name; raise ValueError if a name appears twice."""
         values = super().construct_mapping(node, deep)
         names = Counter(key.value for key, _ in node.value)
         if twice := [name for name, count in names.items() if count > 1]:
@@ -103,10 +110,10 @@ for _tag, _pattern in (
 
 
 def read_yaml(path: Path) -> Any:  # noqa: ANN401 - any YAML
-    """Return the content of a YAML file of at most 64 KiB, which may not be a link.
+    """Return the content of a YAML file.
 
     Raises:
-        UsageError: it can't be read, or is not YAML.
+        UsageError: the file can't be read, is a link, has more than 64 KiB, or is not YAML.
     """
     try:
         return _YamlLoader(read_bytes(path, 2**16)).get_single_data()
@@ -119,133 +126,140 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - any YAML
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of every training; settings.py adds those of this project.
-
-    A flag overrides the YAML file, which overrides the default.
-    """
+    """The settings of every training; settings.py adds those of this project."""
 
     config: Path | None = None
-    """YAML file of settings, which flags override; else configs/train.yaml where it exists"""
+    """YAML file with settings, which flags override; default: configs/train.yaml if it exists"""
     experiment: str = "default"
-    """runs of one experiment share a folder"""
+    """name of the experiment; the runs of an experiment share a folder"""
     run_root: str = "runs"
     """folder of all experiments"""
     run_dir: str | None = None
-    """folder of this run; else RUN_ROOT/EXPERIMENT/ and the Slurm job id, or the time"""
+    """folder of this run; default: RUN_ROOT/EXPERIMENT/ and the Slurm job id, or the time"""
     resume: str = "auto"
-    """auto: continue from the newest checkpoint of the run folder, if any; never: require a run
-    folder without one; or the PATH of a checkpoint or run folder to start from"""
+    """auto: continue from the newest checkpoint in the run folder, if there is one; never: refuse a
+    run folder that has checkpoints; PATH: the same as auto, but a new run starts from this
+    checkpoint, or from the newest one of this run folder"""
     seed: Count = 0
-    """fixes initial parameters and the order of samples"""
+    """seed of all random numbers: initial parameters, order of samples, augmentation"""
     tags: tuple[str, ...] = ()
-    """words to find the run by in the trackers"""
+    """words by which you can find the run in the trackers"""
     dry_run: bool = False
-    """set everything up, print what would happen, write nothing"""
+    """set everything up and print what would happen, but write nothing"""
 
     dataset: str = "synthetic"
-    """which dataset of data.py"""
+    """name of a dataset in data.py"""
     data_dir: str = "data"
-    """folder of the dataset's files"""
+    """folder with the files of the dataset"""
     workers: Count | Literal["auto"] = 0
-    """loading processes of each rank; auto: its CPUs less one; data in memory needs none"""
+    """processes of each rank that load data; auto: one fewer than the CPUs of the rank; data that
+    is in memory needs none"""
 
     init_from: str | None = None
-    """start from the weights of a run folder (its best checkpoint) or of a file"""
+    """start with the weights of a run folder (its best checkpoint) or of a file"""
     init_partial: bool = False
-    """load from INIT_FROM the parameters whose names and shapes fit, instead of requiring all"""
+    """load only the parameters of INIT_FROM whose names and shapes fit; otherwise all must fit"""
     freeze: tuple[str, ...] = ()
-    """patterns of the names of parameters that are not trained, such as 'backbone.*'"""
+    """do not train the parameters whose names match these patterns, such as 'backbone.*'"""
 
     epochs: Positive = 1
     """passes over the training set"""
     max_steps: Positive | None = None
-    """end after this many optimizer steps, if EPOCHS takes more"""
+    """end after this many optimizer steps, even if EPOCHS are not complete"""
     batch_size: Positive = 64
-    """samples a rank takes at once"""
+    """samples in a batch of one rank"""
     global_batch_size: Positive | None = None
-    """samples of an optimizer step over all ranks; sets the batch size instead"""
+    """samples in an optimizer step, over all ranks; BATCH_SIZE is then computed from it"""
     accumulate: Positive = 1
-    """batches a rank takes for an optimizer step"""
+    """gradient accumulation: batches of each rank in an optimizer step"""
     test_batch_size: Positive = 1000
-    """samples a rank takes at once in evaluation"""
+    """samples in a batch of one rank in evaluation"""
 
     validate_every: Count = 0
     """optimizer steps between validations, in addition to those after epochs; 0: none"""
     validate_epochs: Count = 1
-    """epochs between validations; 0: none but the one at the end of the run"""
+    """epochs between validations; 0: only one at the end of the run"""
     patience: Positive | None = None
-    """end the training after this many validations in a row that are no better than the best"""
+    """early stopping: end after this many validations in a row without a new best score"""
     ema: Annotated[float, Gt(0), Lt(1)] | None = None
-    """decay of a moving average of the parameters, such as 0.999, which evaluations, the best
-    checkpoint and predict then use"""
+    """decay of a moving average of the parameters, such as 0.999; evaluations, the best checkpoint
+    and predictions then use the average"""
 
     lr: Rate = 0.15
     """peak learning rate"""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """scale the learning rate with the samples of a step, relative to LR_REFERENCE_BATCH"""
+    """scale the learning rate by the samples of a step, relative to LR_REFERENCE_BATCH"""
     lr_reference_batch: Positive = 64
-    """samples of an optimizer step for which LR was chosen"""
+    """samples in an optimizer step for which LR was chosen"""
     schedule: Literal["cosine", "linear", "constant"] = "linear"
     """how the learning rate falls after the warm-up"""
     warmup: Fraction = 0.2
     """share of the run in which the learning rate rises"""
     clip_norm: Rate | None = 2.0
-    """largest norm of the gradient; no limit: null in YAML, None as a flag"""
+    """largest norm of the gradient; for no limit, write null in YAML, or None as a flag"""
 
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
-    """auto: cuda (AMD's too) or xpu (Intel's) if there, then mps if alone, then cpu"""
+    """auto: the first that is available of cuda (NVIDIA, AMD), xpu (Intel), mps (Apple; one rank
+    only) and cpu"""
     backend: Literal["auto", "gloo", "nccl", "xccl"] = "auto"
-    """auto: nccl on cuda, xccl on xpu, else gloo"""
+    """auto: nccl on cuda, xccl on xpu, otherwise gloo"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """ddp: each rank holds the whole network; fsdp: a part, for networks too large for one GPU"""
+    """ddp: each rank has a copy of the network; fsdp: each rank has a part of it, for networks that
+    are too large for one GPU"""
     shard_within: Literal["world", "node"] = "world"
-    """for fsdp; world: all ranks share a network; node: those of each node share a copy of it"""
+    """for fsdp; world: shard the network over all ranks; node: shard a copy of it over the ranks of
+    each node"""
     offload: bool = False
-    """for fsdp: parameters, gradients and optimizer in the CPUs' memory; slower"""
+    """for fsdp: keep parameters, gradients and optimizer states in CPU memory; slower"""
     find_unused_parameters: bool = False
-    """let ddp take steps that do not use all parameters; slower"""
+    """for ddp: allow steps that do not use all parameters; slower"""
     world_size: Positive | None = None
-    """number of ranks expected; any other is an error"""
+    """expected number of ranks; another number is an error"""
     timeout: Seconds = 600
-    """seconds a rank waits for the others before it gives up"""
+    """seconds that a rank waits for other ranks before it gives up"""
     meet_timeout: Seconds = 300
-    """the same at the start, until all ranks have come"""
+    """seconds that a rank waits at the start, until all ranks have connected"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: mixed precision"""
     recompute: bool = False
-    """compute the activations of blocks again in the backward pass: less memory, slower"""
+    """activation checkpointing: compute the activations of blocks again in the backward pass; less
+    memory, but slower"""
     compile: bool = False
     """compile the network with torch.compile"""
     deterministic: bool = False
-    """give the same numbers in each run on GPUs, too, with slower algorithms; an operation without
-    a deterministic algorithm is an error"""
+    """use deterministic algorithms, so that repeated runs give the same numbers on GPUs, too;
+    slower; an operation without such an algorithm is an error"""
 
     checkpoint_every: Positive = 500
-    """optimizer steps between checkpoints; there is one at the end of each epoch too"""
+    """optimizer steps between checkpoints, in addition to those at the ends of epochs"""
     keep_checkpoints: Positive = 3
-    """newest checkpoints to keep, in addition to the best"""
+    """number of newest checkpoints to keep, in addition to the best one"""
     keep_every: Count = 0
-    """optimizer steps between checkpoints that are kept forever; 0: none"""
+    """optimizer steps between checkpoints that are never deleted; 0: none"""
     log_every: Positive = 50
     """optimizer steps between log lines"""
     log_all_ranks: bool = False
-    """let every rank log, not only rank 0"""
+    """let all ranks log; otherwise ranks other than 0 log only warnings"""
     trackers: tuple[str, ...] = ()
-    """trackers that get the metrics, in addition to metrics.jsonl; none: no tracker"""
+    """trackers that get the metrics, in addition to metrics.jsonl"""
     count_flops: bool = False
     """count the floating-point operations of the first step, and log TFLOP/s and MFU; with COMPILE,
-    that step runs without it"""
+    the first step runs without torch.compile"""
     histograms_every: Count = 0
     """optimizer steps between histograms of parameters and gradients; 0: none"""
     register_model: str | None = None
-    """name of the best network in the model registry of trackers that have one"""
+    """name for the best network in the model registry, for trackers that have one"""
     profile: str | None = None
-    """steps to profile, at most 100, such as 10:20: from the 10th on, without the 20th"""
+    """steps to profile, at most 100; 10:20 profiles the steps 10 to 19"""
     profile_ranks: tuple[Count, ...] = (0,)
     """ranks that are profiled"""
 
     def for_world(self, size: int) -> "Self":
-        """Return the settings with the batch size of each rank, from the global batch size."""
+        """Return the settings with the batch size of a rank, computed from the global batch size.
+
+        Raises:
+            UsageError: `size` ranks can't share the global batch size evenly.
+        """
         if not self.global_batch_size:
             return self
         shares = size * self.accumulate
@@ -259,20 +273,19 @@ class Settings:
         return dataclasses.replace(self, batch_size=batch_size)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values, as YAML and JSON have them."""
+        """Return the settings as plain values that YAML and JSON can hold."""
         from pydantic import TypeAdapter
 
         values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
-        # Each job stages its files in a folder of its own.
+        # The folder of staged files is another one in each job.
         return moved(values, os.environ.get("STAGED") or "$STAGED", "$STAGED")
 
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "train", about: str = "") -> "Self":
         """Return the settings that the YAML file and the flags give.
 
-        The file is the one that `--config` names, else configs/train.yaml if it exists. Bad flags
-        end the process with exit code 2, as argparse does. `--help` prints what the command is
-        about.
+        `--config` names the YAML file; the default is configs/train.yaml, if it exists. Wrong flags
+        end the process with exit code 2. `--help` prints `about` first.
 
         Raises:
             UsageError: the file can't be read, or a setting in it or in a flag is wrong.
@@ -283,7 +296,7 @@ class Settings:
         path = Path(full_path("config", str(flag.config))) if flag.config else DEFAULT_CONFIG
         defaults, found = cls(), as_submitted(path)
         if flag.config or found.exists():
-            # The user chose it, so it may be a link.
+            # `read_yaml` refuses links, but the user chose this path: `found` is resolved.
             defaults = dataclasses.replace(cls.from_yaml(found), config=path)
         settings = tyro.cli(
             cls,
@@ -299,16 +312,16 @@ class Settings:
 
     @classmethod
     def from_yaml(cls, path: Path) -> "Self":
-        """Return the settings of a YAML file, with defaults for those that it leaves out.
+        """Return the settings of a YAML file, with defaults for missing ones.
 
         Raises:
-            UsageError: the file can't be read or is a link, or a key or a value in it is wrong.
+            UsageError: the file can't be read or is a link, or a name or a value in it is wrong.
         """
         values = read_yaml(path) or {}
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
-        values.pop("config", None)  # the config.yaml of a run names the file of its settings
-        if values.get("track_all_ranks") is False:  # in the config.yaml of earlier versions
+        values.pop("config", None)  # the config.yaml of a run contains it
+        if values.get("track_all_ranks") is False:  # earlier versions wrote it to config.yaml
             del values["track_all_ranks"]
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := [str(key) for key in values if key not in known]:
@@ -319,7 +332,11 @@ class Settings:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> "Self":
-        """Return settings from values; raise UsageError, with `source` first, if one is wrong."""
+        """Return settings from values by name.
+
+        Raises:
+            UsageError: a value is wrong. The message begins with `source`.
+        """
         # Imported here, since --help does not need it.
         from pydantic import TypeAdapter, ValidationError
 
@@ -328,14 +345,15 @@ class Settings:
             settings = TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
-            # A setting of several types has an error for each of them.
+            # pydantic reports an error for each type that the setting may have.
             found = [each["msg"] for each in error.errors() if each["loc"][0] == name]
             reasons = [each.removeprefix("Input ").removeprefix("String ") for each in found]
             reason = ", or ".join(dict.fromkeys(reasons))
             reason = reason.replace("valid tuple", "list, such as [a, b]")
             raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
         for name, value in values.items():
-            if value is True and type(getattr(settings, name)) in (int, float):  # pydantic's is 1
+            # pydantic accepts true as 1.
+            if value is True and type(getattr(settings, name)) in (int, float):
                 raise UsageError(f"{source}{name} is true: it should be a number")
         if Path(settings.experiment).name in ("", "..") or "/" in settings.experiment:
             raise UsageError(
@@ -343,7 +361,7 @@ class Settings:
                 "in run_root, such as baseline"
             )
         window = re.fullmatch(r"([1-9]\d{0,17}):(\d{1,18})", settings.profile or "1:2", re.ASCII)
-        # More steps take minutes to write.
+        # The profile of more steps takes minutes to write.
         if not window or not 0 < int(window[2]) - int(window[1]) <= 100:
             raise UsageError(
                 f"{source}profile is {settings.profile!r}: it must be the first step, 1 or later, "

@@ -1,4 +1,4 @@
-"""A trained network, ready to predict. Use it through `Model.load(RUN_DIR)` (learner.py)."""
+"""Loads a trained network for predictions. Use it through `Model.load(RUN_DIR)` (learner.py)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -24,8 +24,9 @@ Own = TypeVar("Own", bound=Settings)
 class Trained:
     """A learner with the networks of a checkpoint, ready to predict.
 
-    `networks` are in evaluation mode: a module, or a dictionary of several. `step`, `path` and
-    `position` are those of the checkpoint.
+    Attributes:
+        networks: a module, or a dictionary of several modules; in evaluation mode.
+        step, path, position: the checkpoint's step, its file, and how far the training was.
     """
 
     learner: Any
@@ -37,18 +38,18 @@ class Trained:
     position: Position = dataclasses.field(default_factory=Position)
 
     def to(self, device: torch.device | str) -> "Trained":
-        """Move the networks to a device, on which they then predict."""
+        """Move the networks to a device; predictions are then computed there."""
         nn.ModuleList(self.evaluated.values()).to(device)
         self.device = torch.device(device)
         return self
 
     @property
     def evaluated(self) -> dict[str, nn.Module]:
-        """The networks by name, as an `Evaluator` takes them; a single one is `network`."""
+        """The networks by name, as `Evaluator` needs them; a single network is named `network`."""
         return self.networks if isinstance(self.networks, dict) else {"network": self.networks}
 
     def view(self, _modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
-        """Return the networks as the learner knows them."""
+        """Return the networks as `build` returned them: one module, or a dictionary."""
         return self.networks
 
     @torch.no_grad()
@@ -70,11 +71,17 @@ def load(
     path: Path,
     changes: Mapping[str, Any] | None = None,
 ) -> Trained:
-    """Return a learner with the networks of a checkpoint, or with their averages if it has some.
+    """Return a learner with the networks of a checkpoint; with their moving averages if it has any.
 
-    The settings are for the learner. Instead of them, the class takes those of the checkpoint, and
-    changes them for this machine and as `changes` says. Raises UsageError if the checkpoint does
-    not fit model.py.
+    Args:
+        make_learner: makes a learner from settings.
+        settings: of the learner; or the class of the settings. Then the settings come from the
+            checkpoint, adapted to this machine.
+        path: the checkpoint.
+        changes: replace settings of the checkpoint, by name.
+
+    Raises:
+        UsageError: the checkpoint can't be read, or does not fit model.py.
     """
     state = checkpoint_files.read(path)
     if isinstance(settings, type):
@@ -85,7 +92,7 @@ def load(
             settings = dataclasses.replace(settings, workers=workers)
     learner = make_learner(settings)
     with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(settings.seed)  # as before a training
+        torch.default_generator.manual_seed(settings.seed)  # as at the start of a training
         built = learner.build()
     trained = Trained(learner, built, settings, 0, path, torch.device("cpu"))
     part = "averages" if state["averages"] else "networks"

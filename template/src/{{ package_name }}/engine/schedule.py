@@ -1,7 +1,7 @@
-"""The learning rate schedule: a factor for the batch size, and one that changes over the run.
+"""The learning rate schedule: a factor for the batch size, and a factor that changes over the run.
 
-Both are functions of the progress, so a checkpoint needs no state of them. For a schedule of your
-own, override the method `schedule` in model.py.
+Both are pure functions, so a checkpoint stores no state for them. To use your own schedule,
+override the method `schedule` in model.py.
 """
 
 import math
@@ -10,7 +10,7 @@ from .config import Settings
 
 
 def scaling(settings: Settings, samples_per_step: int) -> float:
-    """Return the factor on learning rates for a step of `samples_per_step` on all ranks.
+    """Return the factor for learning rates if a step has `samples_per_step` samples on all ranks.
 
     Linear scaling: Goyal et al. 2017 (arXiv:1706.02677). Square root: Krizhevsky 2014
     (arXiv:1404.5997).
@@ -20,7 +20,9 @@ def scaling(settings: Settings, samples_per_step: int) -> float:
 
 
 def lr_factor(settings: Settings, progress: float) -> float:
-    """Return the factor at a progress from 0 to 1: it rises in the warm-up and then falls.
+    """Return the factor for learning rates at `progress`, from 0 (start) to 1 (end of the run).
+
+    The factor rises in the warm-up and then falls.
 
     With `linear` or `cosine` this is a one-cycle policy (Smith 2018, arXiv:1708.07120).
     """

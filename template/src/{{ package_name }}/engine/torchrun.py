@@ -2,14 +2,14 @@
 
 It differs from torchrun in five ways:
 - If srun starts it without `--rdzv-endpoint`, the nodes meet on the first node, at a port that
-  depends on the job and the step. Nodes that do not come within `meet_timeout` are named.
-- It passes USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to all processes
-  of a step or to the first one alone. They would end torchrun, whose --signals-to-handle needs a
-  newer torch, and kills ranks that take long to save.
-- After TERM or INT, which torchrun passes on, the ranks have more time to save.
-- It takes --numa-binding from NUMA_BINDING, where the job has GPUs.
-- Its exit code is that of the ranks, so that the batch script can tell 75 (stopped, run me again)
-  from a failure.
+  depends on the job and the step. If nodes are missing after `meet_timeout`, an error names them.
+- It passes the signals USR1 and USR2 on to the ranks. Slurm sends them before the time limit, to
+  all processes of a step or only to the first one. They would end the original torchrun. Its option
+  --signals-to-handle needs a newer torch, and kills ranks that take long to save.
+- torchrun passes on TERM and INT. Here, the ranks then have more time to save.
+- If the job has GPUs, the variable NUMA_BINDING sets the option --numa-binding.
+- Its exit code is that of the ranks. So the batch script can tell 75 (stopped by a signal, to be
+  run again) from a failure.
 """
 
 import argparse
@@ -31,25 +31,27 @@ from .filesystem import full_path
 from .ranks.environment import Ranks, rendezvous_address, srun_step
 
 SAVING_SECONDS = 120
-"""how long ranks may take to save and exit after a signal; torchrun gives them 30"""
+"""seconds that ranks have to save and exit after a signal; torchrun's default is 30"""
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> None:
-    """Send a signal to the ranks. It does not matter if Slurm has sent it to them, too."""
+    """Send a signal to the ranks. If Slurm has sent it to them too, the second one does no harm."""
     for rank in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             rank.send_signal(number)
 
 
 def _meet_nodes() -> object:
-    """Let torchrun meet on the first node, once those of all nodes have come.
+    """Wait for the torchrun processes of all nodes, and let them meet on the first node.
 
-    Return their store, which torchrun shares if it still exists.
+    Returns:
+        The store on which they met; None with one node. torchrun uses the same store, so the caller
+        must keep a reference to it.
 
     Raises:
-        UsageError: the address is wrong, or some do not come.
+        UsageError: the address is wrong, or some nodes do not connect.
     """
-    # torchrun's variables are for what it starts.
+    # RANK and similar variables, if they are set, are not those of torchrun itself.
     slurm = {name: text for name, text in os.environ.items() if name.startswith("SLURM")}
     nodes = Ranks.from_environment(slurm)
     address = rendezvous_address(os.environ)
@@ -70,12 +72,15 @@ def _meet_nodes() -> object:
 
 
 def _meet_timeout() -> int:
-    """Return the training's setting; a wrong one is reported by the ranks."""
+    """Return `meet_timeout` from the flags or the YAML file, in seconds.
+
+    If the value is wrong, return the default: the ranks report the error.
+    """
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--config", default=DEFAULT_CONFIG)
     flags.add_argument("--meet-timeout", "--meet_timeout", dest="seconds", nargs="?")
     given, _ = flags.parse_known_args()
-    with suppress(UsageError, AttributeError):  # such as without a file
+    with suppress(UsageError, AttributeError):  # for example, there is no file
         if given.seconds is None:
             path = Path(full_path("config", str(given.config)))
             given.seconds = read_yaml(path.resolve()).get("meet_timeout", Settings.meet_timeout)
@@ -88,7 +93,7 @@ def run() -> None:
     if hasattr(signal, "SIGUSR2"):  # not on Windows
         signal.signal(signal.SIGUSR1, _pass_on)
         signal.signal(signal.SIGUSR2, _pass_on)
-    # Until torchrun handles it, Ctrl-C ends this process without a traceback.
+    # Until torchrun handles Ctrl-C, it should end this process without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if srun_step(os.environ) is not None and not any("-endpoint" in word for word in sys.argv):
@@ -103,7 +108,7 @@ def run() -> None:
         if not shutil.which("numactl"):
             sys.exit("error: NUMA_BINDING needs numactl, which is not here: unset it in site.sh")
         sys.argv.insert(1, f"--numa-binding={mode}")
-    # Only now: the import takes a second, in which a signal may come.
+    # Imported after the signal handlers are set: the import takes a second.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -120,7 +125,8 @@ def run() -> None:
     except SignalException as error:
         codes = codes or {128 + error.sigval}
     except RendezvousError as error:
-        # If there are codes, the ranks of the first node ended earlier, and its torchrun with them.
+        # If there are exit codes, the ranks of the first node ended earlier, and so did its
+        # torchrun. This is no error of the meeting.
         if not codes:
             why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
             here = socket.gethostname()
@@ -129,11 +135,11 @@ def run() -> None:
             if not LEFT.search(why):
                 note_failure(said)
     code = codes.pop() if len(codes) == 1 else 1
-    # srun sends TERM when the first node exits with 75. This node must exit with 75, too.
+    # srun sends TERM to the other nodes when one node exits with 75. They must exit with 75, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "triton" not in sys.modules:  # it would report what is frozen as leaks, in 100 lines
-        gc.freeze()  # at its end, Python would look through all objects of torch once more
-    # The code of a rank that a signal killed is negative; a shell adds the signal to 128.
+    if "triton" not in sys.modules:  # triton would report frozen objects as leaks, in 100 lines
+        gc.freeze()  # a faster exit: Python does not search all objects of torch for garbage
+    # If a signal killed a rank, its exit code is minus the signal; shells expect 128 + signal.
     sys.exit(code if code >= 0 else 128 - code)
 
 

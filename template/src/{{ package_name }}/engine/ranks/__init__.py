@@ -1,1 +1,1 @@
-"""Ranks: how they start, meet, talk and stop; their device; DDP and FSDP."""
+"""Ranks: how they start, meet, communicate and stop; their devices; DDP and FSDP."""

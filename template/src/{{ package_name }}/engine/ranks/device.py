@@ -1,4 +1,4 @@
-"""The device and the backend of this rank."""
+"""The device and the communication backend of this rank."""
 
 import os
 import socket
@@ -10,15 +10,19 @@ from ..errors import UsageError
 from .environment import Ranks
 
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
-"""The kinds of GPU, each with its backend. In torch, an AMD GPU is `cuda`, and RCCL is `nccl`."""
+"""The backend of each type of GPU. In torch, AMD GPUs are also `cuda`, and RCCL is also `nccl`."""
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:
-    """Return this rank's device; a GPU becomes the current one.
+    """Return this rank's device; if it is a GPU, make it the current device.
+
+    Args:
+        wanted: the setting `device`.
+        ranks: the rank of this process.
 
     Raises:
-        UsageError: the device is not available, or this rank has no GPU of its own.
+        UsageError: the device is not available, or there are more ranks than GPUs.
     """
     mps = torch.backends.mps.is_available() and ranks.size == 1
     if wanted == "auto":
@@ -45,41 +49,46 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
             f"{here} has local rank {ranks.local_rank}, but sees {visible} GPU(s): start as many "
             "ranks a node as it has GPUs, without --gpus-per-task and --gpu-bind"
         )
-    # srun may show each task its own GPU only, or the closest ones (`--gpu-bind=closest`).
-    # check_shared_gpus finds ranks that share a GPU.
+    # With srun, a task may see only its own GPU, or only the closest ones (--gpu-bind=closest). So
+    # the local rank may be larger than the number of visible GPUs. `check_shared_gpus` finds ranks
+    # that have the same GPU.
     device = torch.device(wanted, ranks.local_rank % visible)
     gpus.set_device(device)
     return device
 
 
 def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> str:
-    """Return the backend for a device; raise UsageError if `wanted` does not serve it."""
+    """Return the backend for a device; raise UsageError if `wanted` does not support it."""
     own = BACKENDS.get(device.type, "gloo")
     if wanted not in ("auto", "gloo", own):
         raise UsageError(
             f"backend {wanted} needs other GPUs, but the device is {device}: use gloo or auto"
         )
     if wanted == "gloo" != own and strategy == "fsdp":
-        # torch 2.11 ends with a segmentation fault.
+        # torch 2.11 crashes with a segmentation fault here.
         raise UsageError(f"strategy fsdp on GPUs needs backend {own}: use auto, or --strategy ddp")
     return own if wanted == "auto" else wanted
 
 
 def gpu_properties(device: torch.device) -> object:
-    """Return what torch says of a GPU, None for another device."""
+    """Return torch's properties of a GPU; None for other devices."""
     if device.type not in BACKENDS:
         return None
     return torch.get_device_module(device.type).get_device_properties(device)
 
 
 def gpu_id(device: torch.device) -> str | None:
-    """Return the UUID of a GPU, None for another device or if the driver does not tell."""
+    """Return the UUID of a GPU; None for other devices, or if the driver does not know it."""
     uuid = str(getattr(gpu_properties(device), "uuid", ""))
-    return f"GPU-{uuid}" if uuid.strip("0-") else None  # only zeros: unknown
+    return f"GPU-{uuid}" if uuid.strip("0-") else None  # a UUID of only zeros means unknown
 
 
 def check_shared_gpus(gpus: Sequence[tuple[str, str | None]]) -> None:
-    """Raise UsageError if ranks have the same GPU, by the host and the `gpu_id` of each."""
+    """Raise UsageError if two ranks have the same GPU.
+
+    Args:
+        gpus: the host name and the `gpu_id` of each rank.
+    """
     for rank, (host, gpu) in enumerate(gpus):
         owner = gpus.index((host, gpu))
         if gpu and owner != rank:
@@ -90,10 +99,13 @@ def check_shared_gpus(gpus: Sequence[tuple[str, str | None]]) -> None:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums: float64, but float32 on mps, which has no float64."""
+    """Return the dtype for sums: float64; on mps, which lacks it, float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context of a forward pass. bf16 has the range of fp32: no scaler is needed."""
+    """Return the autocast context for a forward pass.
+
+    bf16 has the same range as fp32, so no gradient scaler is needed.
+    """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

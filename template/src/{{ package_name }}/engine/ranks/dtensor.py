@@ -1,6 +1,6 @@
-"""DTensors: tensors of which each rank has a part.
+"""Functions for DTensors, the tensors of which each rank has a part.
 
-Their class is imported only where one is made: the import takes a second.
+The class DTensor is imported only where it is needed, since its import takes a second.
 """
 
 from typing import Any
@@ -9,24 +9,26 @@ from torch import Tensor
 
 
 def is_dtensor(value: Any) -> bool:  # noqa: ANN401 - whatever a checkpoint may hold
-    """Return whether this is a DTensor."""
+    """Return whether a value is a DTensor."""
     return hasattr(value, "full_tensor")
 
 
 def full_tensor(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
-    """Return the whole of a tensor or DTensor; every rank must call this."""
+    """Return the full tensor of a DTensor, or a plain tensor unchanged; every rank calls this."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def local_part(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
-    """Return this rank's part of a tensor, or all of it if it is not a DTensor."""
+    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - as is_dtensor
-    """Return a tensor that every rank has whole, distributed in the same way as another one.
+    """Distribute a tensor over the ranks in the same way as `like`.
 
-    If `like` is no DTensor or has another shape, return the tensor itself.
+    Args:
+        tensor: the full tensor, the same on every rank.
+        like: a DTensor of the same shape; otherwise `tensor` is returned unchanged.
     """
     if not is_dtensor(like) or is_dtensor(tensor) or like.shape != tensor.shape:
         return tensor

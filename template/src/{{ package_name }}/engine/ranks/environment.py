@@ -1,7 +1,7 @@
-"""The rank, the world size and MASTER_ADDR, from the environment of torchrun or srun.
+"""Reads the rank, the world size and MASTER_ADDR from the environment of torchrun or srun.
 
-In a batch job, slurm/common.sh sets MASTER_ADDR, since containers lack scontrol. The port of each
-step is chosen here.
+In a batch job, slurm/common.sh sets MASTER_ADDR, since containers lack scontrol. This module
+chooses the port of each step.
 """
 
 import os
@@ -12,19 +12,26 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from .slurm_commands import ask
 
-# Steps that srun did not start, such as the batch shell, have numbers from here on. Slurm 26.05 and
-# later show them as negative numbers.
+# Slurm gives this number or a larger one to steps that srun did not start, such as the batch
+# script. Slurm 26.05 and later give them negative numbers.
 FIRST_SPECIAL_STEP = 4294967290
 
-# Ports of the rendezvous, one for each step: below the ports that the kernel assigns. The stride
-# separates the steps of a job from the next jobs.
+# Ports for the rendezvous, one for each step, below the ports that the kernel assigns. The stride
+# keeps the ports of a job's steps away from the ports of the jobs with the next ids.
 PORTS = range(20_000, 32_000)
 STRIDE = 7417
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, as its launcher says."""
+    """The rank of this process, as its launcher gave it.
+
+    Attributes:
+        launcher: "torchrun", "srun", or "none" for a single process.
+        rank: from 0, over all nodes.
+        size: the world size.
+        local_rank: from 0, on this node.
+    """
 
     launcher: str
     rank: int
@@ -33,15 +40,15 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> "Ranks":
-        """Read the variables of torchrun, else those of srun, else return a single process.
+        """Read the variables of torchrun; if they are not set, those of srun.
 
-        Torchrun goes first: if srun starts torchrun, SLURM_PROCID is the index of the node. In
-        PyTorch's images, pyxis sets RANK and WORLD_SIZE to the values of srun: the launcher is
-        srun.
+        Without either, this is a single process. The variables of torchrun come first: if srun
+        starts torchrun, SLURM_PROCID is the index of the node. But in PyTorch's images, pyxis sets
+        RANK and WORLD_SIZE to the values of srun. Then the launcher is srun.
 
         Raises:
-            UsageError: variables of the launcher are missing, or srun did not start this process
-                in an allocation of several tasks.
+            UsageError: a variable of the launcher is missing, or the allocation has several tasks
+                but srun did not start this process.
         """
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
         launcher, names = "srun", ("SLURM_PROCID", tasks, "SLURM_LOCALID")
@@ -64,7 +71,7 @@ class Ranks:
         return cls(launcher, *(int(env[name]) for name in names))
 
     def cpus(self, env: Mapping[str, str]) -> int:
-        """Return the number of CPUs for this rank alone."""
+        """Return the number of CPUs that this rank may use without sharing them."""
         if self.launcher == "srun":
             return int(env.get("SLURM_CPUS_PER_TASK", 1))
         # The ranks of torchrun share the CPUs of one task.
@@ -73,25 +80,25 @@ class Ranks:
 
 
 def bound_cpus() -> int:
-    """Return the number of CPUs that this process may use; on macOS and Windows, all CPUs."""
+    """Return the number of CPUs that this process may use: on macOS and Windows, all CPUs."""
     bound = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
 
 
 def srun_step(env: Mapping[str, str]) -> int | None:
-    """Return the number of the step that srun started this process in, None if it did not."""
+    """Return the number of this process's Slurm step, None if srun did not start the process."""
     step = int(env.get("SLURM_STEP_ID", FIRST_SPECIAL_STEP))
     return step if 0 <= step < FIRST_SPECIAL_STEP else None
 
 
 def rendezvous_address(env: MutableMapping[str, str]) -> str:
-    """Return `MASTER_ADDR:MASTER_PORT`; under srun, set those that are not set.
+    """Return `MASTER_ADDR:MASTER_PORT`; with srun, set the variables that are not set.
 
     Raises:
         UsageError: neither the environment nor Slurm gives them.
     """
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
-        with suppress(UsageError):  # such as in a container without Slurm's commands
+        with suppress(UsageError):  # a container may lack Slurm's commands
             names = ask("scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"])
             env["MASTER_ADDR"] = names.split()[0]
     if "MASTER_PORT" not in env and "SLURM_JOB_ID" in env:

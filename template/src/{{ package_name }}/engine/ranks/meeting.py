@@ -1,4 +1,7 @@
-"""The first meeting of the ranks, and of the torchruns that start them: it names who is missing."""
+"""The rendezvous of the ranks, or of the torchrun processes of all nodes.
+
+PyTorch's own rendezvous does not say who is missing; this one does.
+"""
 
 import os
 import socket
@@ -16,16 +19,20 @@ from .signals import default_signals
 from .slurm_commands import ask
 
 LEAVING = 5
-"""seconds in which the launcher ends the others, once one has said for all who is missing"""
+"""Seconds in which the launcher should end all ranks after one rank has reported who is missing."""
 
 
 @contextmanager
 def meeting(who: str, address: str) -> Iterator[None]:
-    """Let signals end this process meanwhile, and turn errors of the network into one line.
+    """Return a context in which signals end this process, and network errors become one line.
+
+    Args:
+        who: begins the error message, such as "rank 3".
+        address: of the meeting, as HOST:PORT.
 
     Raises:
-        UsageError: the address is wrong, or nobody answers there. The job is not requeued, as it
-            would fail again.
+        UsageError: the address is wrong, or nobody answers there. The job is not requeued, since
+            it would fail again.
         LostRankError: another rank left, perhaps because the job was stopped.
     """
     host, _, port = address.rpartition(":")
@@ -34,7 +41,7 @@ def meeting(who: str, address: str) -> Iterator[None]:
             try:
                 socket.getaddrinfo(host, port)
             except socket.gaierror as error:
-                if error.errno != socket.EAI_AGAIN:  # torch tries again
+                if error.errno != socket.EAI_AGAIN:  # a temporary failure: torch will try again
                     raise
             yield
     except (RuntimeError, socket.gaierror) as error:
@@ -47,10 +54,16 @@ def meeting(who: str, address: str) -> Iterator[None]:
 
 
 def join_store(ranks: Ranks, address: str, limit: timedelta) -> dist.TCPStore:
-    """Return the store that the tasks of a step share.
+    """Return the TCPStore that all tasks of a step share.
 
-    The first task on the first node serves it, to torchrun in the same process, too. A topology or
-    `--distribution` may put rank 0 elsewhere.
+    The first task on the first node serves it. This need not be rank 0: a topology or srun's
+    `--distribution` may place rank 0 on another node. torchrun, in the same process, uses the same
+    server.
+
+    Args:
+        ranks: the rank of this process.
+        address: of the server, as HOST:PORT.
+        limit: how long to wait for the server.
     """
     host, _, port = address.rpartition(":")
     serves = ranks.local_rank == 0 and os.environ.get("SLURM_NODEID", "0") == "0"
@@ -60,11 +73,17 @@ def join_store(ranks: Ranks, address: str, limit: timedelta) -> dist.TCPStore:
 
 
 def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = "rank") -> None:
-    """Wait until all ranks, or what else shares the store, have come here.
+    """Wait until all ranks have called this function.
+
+    Args:
+        store: the store that all ranks share.
+        ranks: the rank of this process, or its number among the torchrun processes.
+        limit: how long to wait.
+        what: what the error message calls a process, such as "rank".
 
     Raises:
-        UsageError: some did not come; each of the others raises the same. The nodes from which
-            none came are appended to the file that BAD_NODES_FILE names.
+        UsageError: some ranks are missing after `limit`; all other ranks raise the same error. The
+            nodes that have no rank here are appended to the file that BAD_NODES_FILE names.
     """
     store.set(f"meeting/{ranks.rank}", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     if store.add("meeting/came", 1) == ranks.size:
@@ -73,11 +92,11 @@ def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = 
     try:
         store.wait(["meeting/end"], limit)
     except dist.DistStoreError:
-        if store.add("meeting/late", 1) == 1:  # it speaks for all
+        if store.add("meeting/late", 1) == 1:  # the first rank to time out reports for all
             text, nodes = _missing(store, ranks.size, what)
-            # The last may come at this moment.
+            # The last rank may arrive at this moment, and set "all" first.
             if store.compare_set("meeting/end", "", text) != b"all":
-                pause = 1  # for the others to read it
+                pause = 1  # time for the other ranks to read the text
                 note_bad_nodes(nodes)
     end = store.get("meeting/end").decode()
     if end != "all":
@@ -86,7 +105,7 @@ def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = 
 
 
 def _missing(store: dist.Store, size: int, what: str) -> tuple[str, list[str]]:
-    """Return who has not come, as a text, and the nodes from which nobody did."""
+    """Return a text that names the missing ranks, and the nodes on which all ranks are missing."""
     keys = {number: f"meeting/{number}" for number in range(size)}
     came = {number: store.get(key).decode() for number, key in keys.items() if store.check([key])}
     counts = Counter(came.values())
@@ -102,9 +121,10 @@ def _missing(store: dist.Store, size: int, what: str) -> tuple[str, list[str]]:
 
 
 def _nodes() -> list[str]:
-    """Return the names of the step's nodes; none where Slurm does not tell them.
+    """Return the names of the step's nodes; an empty list if they are unknown.
 
-    In a container without Slurm's commands, those of the job, which slurm/common.sh exports.
+    In a container without Slurm's commands, the names are those of the job's nodes, which
+    slurm/common.sh exports.
     """
     with suppress(UsageError, KeyError):
         return ask("scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]).split()

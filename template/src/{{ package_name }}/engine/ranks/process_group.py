@@ -1,4 +1,4 @@
-"""Joins the ranks to a process group, and explains the errors of lost ranks."""
+"""Starts the process group of all ranks, and explains errors that a lost rank causes."""
 
 import os
 import re
@@ -21,18 +21,20 @@ from .meeting import join_store, meeting, wait_for_all
 from .world import World
 
 LOST = re.compile("gloo/transport|peer|Application timeout")
-"""Words in the errors of Gloo about a rank that is gone or does not answer: it has no class."""
+"""Matches Gloo's errors about a rank that is gone or does not answer; they have no own class."""
 
 
 @contextmanager
 def joined(settings: Settings) -> Iterator[World]:
-    """Join the other ranks and yield the `World`; leave it when the block ends without an error.
+    """Join the other ranks, yield the `World`, and leave it if the block ends without an error.
 
-    After an error this rank does not wait: its process ends, and the launcher stops the others.
+    After an error, this rank does not wait for the others: its process ends, and the launcher stops
+    them.
 
     Raises:
-        UsageError: the number of ranks is not the one in the settings, the device or the backend is
-            not available, the ranks can't meet, or two ranks have the same GPU.
+        UsageError: the number of ranks is not `world_size`, the device or the backend is not
+            available, the ranks can't meet, or two ranks have the same GPU.
+        LostRankError: another rank is gone or does not answer.
     """
     ranks = Ranks.from_environment(os.environ)
     if settings.world_size not in (None, ranks.size):
@@ -41,7 +43,8 @@ def joined(settings: Settings) -> Iterator[World]:
             f"{ranks.size} rank(s): change one of the two; tasks of an array are never ranks"
         )
     if ranks.launcher == "srun" and "OMP_NUM_THREADS" not in os.environ:
-        # The batch scripts set it. Without it, each rank would use all cores of the node.
+        # The batch scripts set this variable. Without it, each rank would use all cores of the
+        # node.
         torch.set_num_threads(ranks.cpus(os.environ))
     if settings.deterministic:
         be_deterministic()
@@ -58,22 +61,25 @@ def joined(settings: Settings) -> Iterator[World]:
 
 
 def be_deterministic() -> None:
-    """Let all operations be deterministic, as PyTorch's notes on reproducibility describe it."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    """Use only deterministic algorithms, as described in PyTorch's notes on reproducibility."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its start
     torch.use_deterministic_algorithms(True)
 
 
 def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) -> World:
-    """Start the process group and the control group; NCCL starts with the first gradients.
+    """Start the default process group and the control group.
+
+    NCCL itself connects later, at the first collective operation.
 
     Raises:
-        UsageError: the ranks can't meet, or some do not come.
+        UsageError: the ranks can't meet, or some are missing.
         LostRankError: another rank left, perhaps because the job was stopped.
     """
-    with suppress(ImportError, OSError, ValueError):  # not on Windows; macOS may refuse
+    with suppress(ImportError, OSError, ValueError):  # Windows has no limits; macOS may refuse
         import resource
 
-        # A rank has a connection to each other one: the usual soft limit of 1,024 is too low.
+        # Each rank has a connection to every other rank. With many ranks, the usual soft limit of
+        # 1,024 open files is too low.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     address = rendezvous_address(os.environ)
@@ -82,11 +88,11 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
     with meeting(f"rank {ranks.rank}", address):
         if ranks.launcher == "srun":
             store: dist.Store = join_store(ranks, address, meet)
-        else:  # that of torchrun
+        else:  # torchrun already serves a store
             store, *_ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=meet))
         wait_for_all(store, ranks, meet)
         store.set_timeout(timeout)  # from here on, ranks wait for each other's work
-        kinds = f"cpu:gloo,{device.type}:{backend}"  # offloaded tensors are on the CPU
+        kinds = f"cpu:gloo,{device.type}:{backend}"  # for `offload`: tensors are on the CPU, too
         dist.init_process_group(
             kinds if settings.offload and device.type != "cpu" else backend,
             rank=ranks.rank,
@@ -106,13 +112,13 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
 
 @contextmanager
 def lost_ranks_explained(rank: int) -> Iterator[None]:
-    """Raise LostRankError, with one line, if another rank is gone or does not answer."""
+    """Turn errors that a lost rank causes into a LostRankError with a message of one line."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
             raise
-        why = " ".join(str(error).split()).partition(" This is typically ")[0]  # advice of Gloo
+        why = " ".join(str(error).split()).partition(" This is typically ")[0]  # cuts Gloo's advice
         raise LostRankError(
             f"rank {rank} on {socket.gethostname()} lost another rank ({why}): see the last log "
             "lines of that rank; if it has none, perhaps its memory ran out; if it was slow, raise "

@@ -1,7 +1,7 @@
 """Signals that ask a run to stop.
 
-A handler only notes the signal. Before the next step, the ranks tell each other (step_totals.py),
-save (`_stop` in train.py) and leave together.
+The signal handler only notes the signal. Before the next step, the ranks tell each other about it
+(step_totals.py). They then save a checkpoint (`_stop` in train.py) and exit together.
 """
 
 import signal
@@ -11,17 +11,20 @@ from types import FrameType
 from typing import ClassVar
 
 EXIT_CODE = 75
-"""Exit code of a run that a signal stopped after a checkpoint: EX_TEMPFAIL, try again.
+"""The exit code of a run that saved a checkpoint and stopped after a signal: EX_TEMPFAIL.
 
-slurm/resume.sh requeues a job that exits with it, and __main__.py knows it.
+slurm/resume.sh requeues a job that exits with this code. __main__.py also uses it.
 """
 
 
 class StopRequest:
-    """Whether this rank was asked to stop.
+    """Notes whether a signal has asked this rank to stop.
 
-    Slurm sends USR2 before the time limit, as the batch scripts ask, and TERM at preemption. Other
-    scripts use USR1. INT is Ctrl-C; a second INT ends the process at once.
+    Slurm sends USR2 before the time limit, since the batch scripts ask for it, and TERM at
+    preemption. Other scripts use USR1. Ctrl-C sends INT; a second INT ends the process at once.
+
+    Attributes:
+        received: the name of the signal, None before it comes.
     """
 
     SIGNALS: ClassVar = tuple(
@@ -35,7 +38,7 @@ class StopRequest:
 
     @classmethod
     def install(cls) -> "StopRequest":
-        """Return a request that the signals of this process set from now on."""
+        """Return a request that notes all signals of this process from now on."""
         request = cls()
         for number in cls.SIGNALS:
             signal.signal(number, request._note)
@@ -49,7 +52,10 @@ class StopRequest:
 
 @contextmanager
 def default_signals() -> Iterator[None]:
-    """Let signals end the process: during a wait in C++, Python runs no handler."""
+    """Let signals end the process inside the context.
+
+    While torch waits in C++ code, Python can't run its signal handlers.
+    """
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in StopRequest.SIGNALS}
     try:
         yield
@@ -59,6 +65,6 @@ def default_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore signals: in a loading worker, as its rank acts on them, and in a finished rank."""
+    """Ignore stop signals: in a loading worker, whose rank handles them, and in a finished rank."""
     for number in StopRequest.SIGNALS:
         signal.signal(number, signal.SIG_IGN)

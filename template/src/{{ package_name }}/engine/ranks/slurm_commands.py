@@ -1,4 +1,4 @@
-"""Runs the commands of Slurm."""
+"""Runs Slurm's commands."""
 
 import os
 import re
@@ -7,11 +7,15 @@ from collections.abc import Iterable
 
 from ..errors import UsageError
 
-TIMEOUT = 60  # seconds: Slurm's controller may be busy
+TIMEOUT = 60  # seconds; Slurm's controller may be busy
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm, with some variables; the caller checks its exit code.
+    """Run a command of Slurm; the caller checks its exit code.
+
+    Args:
+        command: its words.
+        env: environment variables to add.
 
     Raises:
         UsageError: the command is not installed, or does not answer.
@@ -23,7 +27,7 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
             text=True,
             timeout=TIMEOUT,
             env={**os.environ, **env},
-            start_new_session=True,  # Ctrl-C must not end an sbatch that has submitted a job
+            start_new_session=True,  # Ctrl-C must not end sbatch after it has submitted a job
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
@@ -33,7 +37,10 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return on one line what sbatch says on stderr: a site's own filter may say why it refuses."""
+    """Return what sbatch wrote to stderr, on one line.
+
+    The site's own submission filter may explain there why it refuses a job.
+    """
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(line for line in lines if not line.startswith("Try ")) or "(no output)"
 
@@ -51,18 +58,20 @@ def ask(*command: str, **env: str) -> str:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, str]:
-    """Return state and reason, such as `PENDING (BeginTime)`, of each job that Slurm still knows.
+    """Return the state and its reason, such as `PENDING (BeginTime)`, of each job by its id.
+
+    Jobs that Slurm no longer knows are left out.
 
     Raises:
         UsageError: squeue is not installed, does not answer, or fails.
     """
-    # squeue refuses a list with anything but numbers.
+    # squeue refuses a list that has anything but numbers.
     numbers = sorted(number for number in set(ids) if re.fullmatch("[0-9]+", number))
     if not numbers:
         return {}
-    # %A is the id of the job itself, also for a task of a job array.
+    # For a task of a job array, %A is the id of the task's own job.
     done = run("squeue", "--noheader", "--format=%A %T (%r)", f"--jobs={','.join(numbers)}")
-    # squeue fails if it is asked for a single job that Slurm no longer knows.
+    # squeue fails if the list has only one job, and Slurm no longer knows it.
     if done.returncode and "Invalid job id" not in done.stderr:
         raise UsageError(f"squeue failed: {' '.join(done.stderr.split())}")
     return dict(line.strip().split(" ", 1) for line in done.stdout.splitlines() if line.strip())

@@ -1,7 +1,8 @@
-"""Sums over all ranks before a step: stop requests, samples and weights.
+"""Sums over all ranks before each step: stop requests, samples and weights.
 
-They are computed during the step before, but still cost 8 % of a step of 7 ms. So ranks that all
-have the same number of samples compute them only every tenth step, while steps are short.
+The sums are computed during the previous step, but still cost 8 % of the time of a step of 7 ms.
+So if steps are short and all ranks have the same number of samples, the sums are computed only
+every tenth step.
 """
 
 import time
@@ -13,32 +14,35 @@ from .signals import StopRequest
 from .world import World
 
 SHORT_STEP = 0.1  # seconds
-SUM_INTERVAL = 10  # steps; a signal may wait for as many
+SUM_INTERVAL = 10  # steps; a stop request may wait as many steps
 
 
 class StepTotals:
-    """The sums of the next step.
+    """Computes the sums of the next step while the current step runs.
 
     Every rank calls `begin` for the next step, takes the current step, and then calls `result`.
 
     Args:
         step: steps taken so far.
-        uneven: whether ranks may have different samples or weights; if so, each step is summed.
+        uneven: whether ranks may have different numbers of samples or different weights in a step;
+            then the sums are computed at each step.
     """
 
     def __init__(self, world: World, stop: StopRequest, step: int, uneven: bool) -> None:
         self.world, self.stop = world, stop
-        self.all_needed = uneven or world.size == 1  # a single rank sums at no cost
-        self.until_sums = 0  # remaining steps without sums
+        self.all_needed = uneven or world.size == 1  # for a single rank, sums cost nothing
+        self.until_sums = 0  # steps left before the next sums
         self.last_step, self.last_time = step, time.perf_counter()  # at the last sums
         self.work: dist.Work | None = None
 
     def begin(self, step: int, samples: int, weight: int) -> None:
-        """Start to sum this rank's samples of the next step and their weight.
+        """Start to sum the numbers of the next step over all ranks.
 
         Args:
             step: steps taken so far.
-            samples: 0 at the end of the epoch, which is always summed.
+            samples: of this rank in the next step; 0 at the end of the epoch, when sums are always
+                computed.
+            weight: of these samples in means.
         """
         self.summed = not self.until_sums or samples == 0
         if not self.summed:
@@ -53,15 +57,15 @@ class StepTotals:
             self.work = dist.all_reduce(self.sums, group=self.world.control, async_op=True)
 
     def result(self) -> tuple[bool, int, int]:
-        """Return whether any rank must stop before the step, and the samples and weight of all."""
+        """Return whether to stop before the step, and its samples and weight over all ranks."""
         if self.work:
             began = time.perf_counter()
             self.work.wait()
             self.work = None
-            # The wait for the sums does not count as time of the step.
+            # The time of the wait for the sums does not count as part of the step.
             self.last_time += time.perf_counter() - began
         stops, samples, weight, short = self.sums.tolist()
-        # All ranks decide by the same sum: the clocks of single ranks differ.
+        # All ranks decide by the same sum, since their own measurements of time differ.
         if self.summed and short == self.world.size and not self.all_needed:
             self.until_sums = SUM_INTERVAL - 1
         return stops > 0, samples, weight

@@ -1,6 +1,6 @@
-"""The strategies: each rank has a copy of the network (DDP), or a part of it (FSDP).
+"""The strategies: each rank has a copy of the network (DDP) or a part of it (FSDP).
 
-Under FSDP, parameters, gradients and the state of the optimizer are DTensors (dtensor.py).
+With FSDP, parameters, gradients and optimizer states are DTensors (dtensor.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,17 +20,18 @@ from .dtensor import full_tensor
 from .world import World
 
 MESH_NAMES = ("nodes", "ranks")
-"""Of the dimensions of the ranks, with `shard_within` node; otherwise they have one."""
+"""The names of the device mesh's dimensions with `shard_within` node; else it has one dimension."""
 Units = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 def distribute(network: nn.Module, units: Units, settings: Settings, world: World) -> nn.Module:
-    """Put a network on this rank's device, distribute it, and return the module to train with.
+    """Move a network to this rank's device, distribute it, and return the module to train with.
 
-    Evaluation and checkpoints use the network itself, which `place` puts there.
+    Training calls the returned module, such as DistributedDataParallel. Evaluations and checkpoints
+    use `network` itself, which `place` moves to the device.
 
     Raises:
-        UsageError: a setting needs FSDP, or as `place`.
+        UsageError: a setting needs FSDP, or FSDP can't shard the network.
     """
     for name, value in {"shard_within": "world", "offload": False}.items():
         if settings.strategy != "fsdp" and (found := getattr(settings, name)) != value:
@@ -44,8 +45,8 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
     if settings.strategy != "ddp" or world.size == 1 or not trained:
         return called
     options: dict[str, Any] = {"find_unused_parameters": settings.find_unused_parameters}
-    # Buffers are not broadcast at each step: evaluation and checkpoints use those of rank 0.
-    # torch 2.13 renamed the option.
+    # There is no need to broadcast buffers at each step, since evaluations and checkpoints use the
+    # buffers of rank 0. torch 2.13 renamed the option.
     new, old = "forward_sync_buffers", "broadcast_buffers"
     options[new if new in signature(DistributedDataParallel).parameters else old] = False
     first = _WithFirstPass(called)
@@ -57,16 +58,16 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
 
 
 def place(network: nn.Module, units: Units, settings: Settings, world: World) -> None:
-    """Put a network on this rank's device; with FSDP and several ranks, only this rank's part.
+    """Move a network to this rank's device; with FSDP and several ranks, only this rank's part.
 
-    FSDP turns its parameters into DTensors, so the optimizer must be built after this.
+    FSDP turns the parameters into DTensors, so build the optimizer after this call.
 
     Args:
         network: on the CPU.
-        units: returns the parts of a network that FSDP gathers one at a time.
+        units: returns the modules of a network that FSDP gathers one at a time.
 
     Raises:
-        UsageError: FSDP can't shard the network, or not within nodes.
+        UsageError: FSDP can't shard the network, or can't shard it within nodes.
     """
     if settings.strategy == "fsdp" and world.size > 1:
         _shard(network, units, settings, world)
@@ -75,11 +76,11 @@ def place(network: nn.Module, units: Units, settings: Settings, world: World) ->
 
 
 class _WithFirstPass(nn.Module):
-    """A network with a first forward pass that needs no batch, and changes only DDP's buckets.
+    """A network whose first forward pass needs no batch, and only lets DDP form its buckets.
 
-    DDP makes its final buckets after the first backward pass of a process, in the order in which
-    gradients arrive. On more than two ranks, the rounding of a sum depends on its place in a
-    bucket. So the first pass must be the same in a new process and in one that resumes.
+    DDP forms its final buckets after the first backward pass of a process, in the order in which
+    the gradients arrive. On more than two ranks, the rounding of a gradient depends on its place
+    in a bucket. So the first pass must be the same in a new process and in a resumed one.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -94,11 +95,12 @@ class _WithFirstPass(nn.Module):
 
 
 def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -> None:
-    """Keep on this rank's device only its part of each parameter.
+    """Keep only this rank's part of each parameter on its device.
 
-    FSDP gathers a unit while it computes: first those of `units`, then the rest of the network.
+    FSDP gathers the full parameters of a module only while that module computes. Each module of
+    `units` is gathered on its own, and the rest of the network together.
     """
-    # Imported here: it takes a second, and DDP does not need it.
+    # Imported here, since the import takes a second and DDP does not need it.
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         MixedPrecisionPolicy,
@@ -108,12 +110,13 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
 
     for parameter in network.parameters():
         parameter.data = parameter.data.contiguous()  # as FSDP needs it
-    pinned = world.device.type != "cpu"  # so that copies from and to a GPU run beside it
+    pinned = world.device.type != "cpu"  # so that copies overlap with the GPU's work
     offload = CPUOffloadPolicy(pinned) if settings.offload else OffloadPolicy()
     world.mesh = world.mesh or _mesh(settings, world)
     for unit in (*units(network), network):
-        # In bf16, parameters are gathered in the dtype to which autocast casts them. A unit with
-        # running statistics keeps fp32: batch normalization needs the dtype of its parameters.
+        # With bf16, parameters are gathered in bf16, the dtype to which autocast would cast them.
+        # Modules with running statistics stay in fp32: batch normalization needs statistics and
+        # parameters of the same dtype.
         normalizes = any(hasattr(each, "running_mean") for each in unit.modules())
         half = settings.precision == "bf16" and not normalizes
         compute, reduce = (torch.bfloat16, torch.float32) if half else (None, None)
@@ -128,11 +131,11 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
 
 
 def _mesh(settings: Settings, world: World) -> Any:  # noqa: ANN401 - a DeviceMesh
-    """Return the ranks in one dimension, or by node and rank: parts then stay within a node.
+    """Return the device mesh: one dimension; or two, nodes and ranks, to shard within each node.
 
     Raises:
-        UsageError: the nodes have different numbers of ranks, or ranks of a node do not follow
-            each other.
+        UsageError: the nodes have different numbers of ranks, or the ranks of a node are not
+            consecutive.
     """
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -150,16 +153,19 @@ def _mesh(settings: Settings, world: World) -> Any:  # noqa: ANN401 - a DeviceMe
     timeout = timedelta(seconds=settings.timeout)
     groups: list[Any] = [
         dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0]
-        for each in (ranks.T, ranks)  # across nodes, and within one
+        for each in (ranks.T, ranks)  # groups across nodes, and groups within each node
     ]
     return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=MESH_NAMES)
 
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the elements of the outermost sequences of a network, such as transformer blocks."""
+    """Yield the modules in the outermost sequences of a network, such as transformer blocks.
+
+    A sequence is an nn.Sequential or an nn.ModuleList.
+    """
     is_sequence = isinstance(network, nn.Sequential | nn.ModuleList)
     for child in network.children():
-        # A ModuleList or ModuleDict computes nothing itself.
+        # A ModuleList or ModuleDict has no forward pass, so FSDP can't gather it as a unit.
         if not is_sequence or isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from blocks(child)
         elif next(child.parameters(), None) is not None:
@@ -167,7 +173,7 @@ def blocks(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:
-    """Return the norm of all parameters; every rank must call this."""
+    """Return the norm of all parameters together, a scalar; every rank calls this."""
     return full_tensor(
         nn.utils.get_total_norm(p.detach() for network in networks for p in network.parameters())
     )

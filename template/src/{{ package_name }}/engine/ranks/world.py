@@ -1,4 +1,4 @@
-"""The ranks, and how they exchange values."""
+"""The ranks that train together, and how they exchange values."""
 
 import socket
 from collections.abc import Callable
@@ -14,10 +14,17 @@ from ..errors import UsageError
 
 @dataclass
 class World:
-    """The ranks that train together, as one of them sees them.
+    """The ranks that train together, from the view of one of them.
 
     Gradients are averaged in the default process group. Everything else goes through `control`, a
-    group over Gloo between CPUs, so that no GPU waits for it.
+    Gloo group between CPUs, so that no GPU waits for it.
+
+    Attributes:
+        backend: of the default process group; None with a single process.
+        hostnames: of each rank.
+        control: None with a single process.
+        nodes: Slurm's name of each rank's node.
+        mesh: the DeviceMesh of FSDP, None until it is made.
     """
 
     rank: int
@@ -28,12 +35,12 @@ class World:
     backend: str | None
     hostnames: tuple[str, ...]
     control: dist.ProcessGroup | None
-    nodes: tuple[str, ...] = ()  # of the ranks, by Slurm's names
-    mesh: Any = None  # the DeviceMesh of FSDP, once there is one
+    nodes: tuple[str, ...] = ()
+    mesh: Any = None
 
     @classmethod
     def alone(cls) -> "World":
-        """Return a world of this process alone, on the CPU."""
+        """Return a world that consists of this process only, on the CPU."""
         return cls(0, 1, 0, "none", torch.device("cpu"), None, (socket.gethostname(),), None)
 
     @property
@@ -42,13 +49,13 @@ class World:
         return self.rank == 0
 
     def all_reduce(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ANN401 - RedOpType
-        """Reduce a tensor on the CPU over all ranks, and return it."""
+        """Reduce a CPU tensor over all ranks, in place, and return it."""
         if self.size > 1 and values.numel():
             dist.all_reduce(values, operation, group=self.control)
         return values
 
     def maximum(self, values: list[float]) -> list[float]:
-        """Return the largest of each value over all ranks."""
+        """Return the maximum of each value over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64)
         return self.all_reduce(tensor, dist.ReduceOp.MAX).tolist()
 
@@ -84,11 +91,11 @@ class World:
         return result
 
     def leave(self) -> None:
-        """Leave the process group when all ranks have come here."""
+        """Leave the process group after all ranks have called this."""
         if self.size > 1:
-            # Rank 0 may still be writing, and the launcher stops all ranks once one has left.
+            # Rank 0 may still write files, and the launcher stops all ranks when one has left.
             dist.barrier(self.control)
-            # Threads of Gloo free tensors of Python, and abort the process if they do so while the
-            # interpreter shuts down. They end with the last reference to the group.
+            # Gloo's threads free Python tensors. If they do so while the interpreter shuts down,
+            # the process aborts. The threads end with the last reference to the group.
             self.control = self.mesh = None
             dist.destroy_process_group()
