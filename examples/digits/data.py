@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: replace it by your own.
+"""The datasets for training, validation and test. This file is yours: replace it with your own.
 
-A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
-samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
+A training set is either a map-style dataset (`__len__` and `__getitem__`) or a `ShardStream`;
+engine/data/steps.py compares the two. Validation and test sets are map-style. The dataset's method
+`collate` makes a batch from a list of samples; the default is PyTorch's `default_collate`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets for training, for choosing the best checkpoint, and for the final test."""
+    """One dataset for training, one to choose the best checkpoint, one for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -28,14 +28,14 @@ class Datasets:
 
 
 class Digits(Dataset):
-    """Images of digits, held in memory.
+    """Images of digits that are held in memory.
 
     Args:
         images: uint8 of shape (samples, 28, 28).
         labels: int64 of shape (samples,).
     """
 
-    MEAN, DEVIATION = 33.3, 78.6  # of MNIST's training pixels
+    MEAN, DEVIATION = 33.3, 78.6  # of the pixels of MNIST's training set
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
@@ -48,18 +48,18 @@ class Digits(Dataset):
         return images[0], int(labels[0])
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a whole batch at once: float images (batch, 1, 28, 28), labels (batch,)."""
+        """Return a whole batch at once: images, float (batch, 1, 28, 28), and labels (batch,)."""
         chosen = torch.as_tensor(indices)
         images = self.images[chosen].unsqueeze(1).float()
         return images.sub_(self.MEAN).div_(self.DEVIATION), self.labels[chosen]
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the batch that `__getitems__` made."""
+        """Return the batch unchanged: `__getitems__` has already made it."""
         return batch
 
     def as_stream(self, shard_size: int = 1000) -> ShardStream:
-        """Return the same samples as a stream of shards, as files of an archive would be."""
+        """Return the same samples as a stream of shards, to show how one is made."""
         shards = [
             range(first, min(first + shard_size, len(self)))
             for first in range(0, len(self), shard_size)
@@ -67,16 +67,16 @@ class Digits(Dataset):
         return ShardStream(shards, self.read, length=len(self))
 
     def read(self, shard: range) -> Iterator[tuple[Tensor, int]]:
-        """Yield the samples of a shard, one by one."""
+        """Yield the samples of a shard one by one."""
         return (self[index] for index in shard)
 
 
 def load(settings: Settings) -> Datasets:
-    """Return the datasets that the settings name; every rank calls this.
+    """Return the datasets that the settings choose. Every rank calls this function.
 
     Raises:
-        UsageError: no such dataset, a file is missing or damaged, or the validation set would take
-            all samples.
+        UsageError: the dataset is unknown, a file is missing or damaged, or the validation set
+            would have no samples or all of them.
     """
     if settings.dataset == "mnist":
         folder = Path(settings.data_dir)
@@ -102,5 +102,5 @@ def load(settings: Settings) -> Datasets:
 
 
 def download(settings: Settings) -> None:
-    """Fetch the dataset's files to `data_dir`; never called by a rank."""
+    """Download the dataset to `data_dir`. The command `download` calls this, never a rank."""
     mnist.download(Path(settings.data_dir))

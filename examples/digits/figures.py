@@ -1,4 +1,4 @@
-"""Figures of the predictions for the test set. This file is yours."""
+"""Figures drawn from the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,12 @@ from torch import Tensor
 def draw(
     sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Tensor
 ) -> dict[str, Figure]:
-    """Return the figures, by name; {} for none.
+    """Return the figures by name, or {} if there are none.
 
     Args:
-        sums: what `measure` of model.py returned, summed over the test set.
-        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
+        sums: the results of `measure` in model.py, summed over the test set.
+        batch: rank 0's first batch of the test set.
+        outputs: the result of `predict` in model.py for this batch.
     """
     images, labels = batch
     return {
@@ -23,7 +24,7 @@ def draw(
 
 
 def confusion_matrix(counts: Tensor) -> Figure:
-    """Draw the confusion matrix; the shade is the share of the true class."""
+    """Draw the confusion matrix. Each cell is shaded by its share of the samples of its row."""
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     figure = Figure(figsize=(6, 6))
     axes = figure.add_subplot(xlabel="predicted", ylabel="true")
@@ -42,7 +43,7 @@ def confusion_matrix(counts: Tensor) -> Figure:
 
 
 def predictions(inputs: Tensor, outputs: Tensor, targets: Tensor) -> Figure:
-    """Draw sixteen samples with their predicted classes; mistakes are red."""
+    """Draw sixteen samples with their predicted classes. Wrong predictions are red."""
     figure = Figure(figsize=(6, 6.5))
     axes = figure.add_axes((0, 0, 1, 1))
     samples = zip(inputs[:16], outputs.argmax(dim=1), targets, strict=False)

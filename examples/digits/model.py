@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
+"""The network, its optimizer, loss and metrics. This file is yours: replace it with your own."""
 
 from collections.abc import Mapping
 
@@ -10,22 +10,22 @@ from .learner import Learner
 
 
 class Network(nn.Module):
-    """A small convolutional network for digits: 28 by 28 grey pixels in, ten logits out.
+    """A small convolutional network that classifies digits.
 
-    Args of `forward`: images, float, of shape (batch, 1, 28, 28). Returns (batch, 10).
+    `forward` takes images, float, of shape (batch, 1, 28, 28), and returns logits (batch, 10).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.PixelUnshuffle(2),  # (4, 14, 14): the same pixels, a quarter of the positions
+            nn.PixelUnshuffle(2),  # (4, 14, 14): all pixels, at a quarter of the positions
             convolution(4, 24, pool=nn.MaxPool2d(2)),  # (24, 7, 7)
             convolution(24, 48, pool=nn.MaxPool2d(3, stride=2)),  # (48, 3, 3)
             convolution(48, 64),  # (64, 3, 3)
             nn.Flatten(),
             nn.Linear(64 * 3 * 3, 10),
         )
-        # Convolutions are fastest in the channels-last layout, on CPU and GPU.
+        # On CPUs and GPUs, convolutions are fastest with the memory format channels_last.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Network(nn.Module):
 def convolution(inputs: int, outputs: int, pool: nn.Module | None = None) -> nn.Module:
     """Return a 3 by 3 convolution that keeps height and width, then pooling, batch norm and ReLU.
 
-    Pooling comes first, so that batch norm has less to compute.
+    Pooling comes before batch norm and ReLU, so that these have less to compute.
     """
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False),
@@ -49,7 +49,7 @@ Batch = tuple[Tensor, Tensor]  # images (batch, 1, 28, 28), labels (batch,)
 
 
 class Model(Learner):
-    """Digits: learner.py describes its methods, and the others that you can override."""
+    """The model for digits. learner.py describes these methods and all that you can override."""
 
     best = ("validation/accuracy", "max")
 

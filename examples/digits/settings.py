@@ -1,7 +1,8 @@
-"""Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
+"""Settings of your own. This file is yours.
 
-This file is yours. The settings of every training are in engine/config.py; a field of the same
-name here gives one of them another default.
+Each field is a flag of `train` and a key in configs/train.yaml, and a sweep can search its values.
+The settings that every training has are in engine/config.py. To change the default of one of them,
+add a field with the same name here.
 """
 
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ class Settings(engine.Settings):
     """All settings of a run."""
 
     dataset: str = "mnist"
-    """mnist, or synthetic, which needs no file"""
+    """mnist; or synthetic: made-up digits, which need no file"""
     validation_size: Positive = 5000
-    """samples of the training set that are held out"""
+    """samples of the training set that are held out for validation"""
     streaming: bool = False
     """read the training set as a stream of shards instead of by index"""
     momentum: Fraction = 0.9
-    """of SGD, with Nesterov's update"""
+    """momentum of SGD, with Nesterov's update"""
     weight_decay: Fraction = 2e-3
-    """L2 penalty"""
+    """weight decay (L2 penalty) of SGD"""
     label_smoothing: Fraction = 0.1
-    """share of the target spread over the other classes"""
+    """share of the target that is spread over all classes"""

@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: replace it by your own.
+"""The datasets for training, validation and test. This file is yours: replace it with your own.
 
-A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
-samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
+A training set is either a map-style dataset (`__len__` and `__getitem__`) or a `ShardStream`;
+engine/data/steps.py compares the two. Validation and test sets are map-style. The dataset's method
+`collate` makes a batch from a list of samples; the default is PyTorch's `default_collate`.
 """
 
 import json
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets for training, for choosing the best checkpoint, and for the final test."""
+    """One dataset for training, one to choose the best checkpoint, one for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -36,11 +36,11 @@ class Datasets:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Turns a stored image into pixels, uint8 (size, size, 3), and a class.
+    """Turns a stored image into pixels, uint8 (size, size, 3), and its class.
 
     Attributes:
-        transform: `augment` or `center`.
-        classes: how many there are.
+        transform: makes the pixels: `augment` or `center`.
+        classes: number of classes.
     """
 
     transform: Callable[[Sample], Tensor]
@@ -56,7 +56,7 @@ class Decoder:
 
 
 class ByIndex(Dataset):
-    """Stored images, decoded on access."""
+    """Stored images by index, decoded on access."""
 
     def __init__(self, images: Images, decode: Decoder) -> None:
         self.images, self.decode = images, decode
@@ -69,7 +69,7 @@ class ByIndex(Dataset):
 
 
 class Stripes(Dataset):
-    """Images of noise with stripes, whose direction is the class; drawn on access.
+    """Synthetic images, drawn on access: stripes with noise. Their direction is the class.
 
     The same seed gives the same images on every rank.
     """
@@ -92,10 +92,10 @@ class Stripes(Dataset):
 
 
 def load(settings: Settings) -> Datasets:
-    """Return the datasets that the settings name; every rank calls this.
+    """Return the datasets that the settings choose. Every rank calls this function.
 
     Raises:
-        UsageError: no such dataset, it is not there, or it can't be read.
+        UsageError: the dataset is unknown, or its files are missing or can't be read.
     """
     size = settings.size
     if settings.dataset == "synthetic":
@@ -116,7 +116,7 @@ def load(settings: Settings) -> Datasets:
         read = SHARDS[settings.dataset].read
         sizes = known_sizes(sizes_file(settings), paths)
         train = ShardStream(paths, read, settings.samples, decode=decode, sizes=sizes)
-    # Some datasets have a test set without classes, such as ImageNet: use the validation set.
+    # Some datasets, such as ImageNet, publish no classes for the test set: use the validation set.
     last = "test" if (folder / "test").is_dir() else "validation"
     decode = Decoder(partial(center, size=size), settings.classes)
     validation, test = (
@@ -129,12 +129,12 @@ def find(folder: Path, settings: Settings) -> Images:
     """Return the images of a folder, by index.
 
     Raises:
-        UsageError: there is none, or there are classes that the settings or the folder of the
-            training set do not have.
+        UsageError: the folder has no image, it has a class that the training set lacks, or there
+            are more classes than the setting `classes` says.
     """
     if settings.dataset != "files":
         return SHARDS[settings.dataset](shards(folder, settings.dataset))
-    # The numbers of classes are those of the training set, even if some have no images here.
+    # The training set numbers the classes, even if this folder has no images of some of them.
     classes = subfolders(Path(settings.data_dir) / "train")
     images = Files(folder, classes)
     if unknown := set(subfolders(folder)) - set(classes):
@@ -153,15 +153,15 @@ def find(folder: Path, settings: Settings) -> Images:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted and without hidden ones."""
+    """Return the sorted names of the folders in a folder, without hidden folders."""
     return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def shards(folder: Path, kind: str) -> list[str]:
-    """Return the shards of a folder, in the order of their names.
+    """Return the paths of the shards in a folder, sorted by name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the folder has no shard.
     """
     paths = sorted(map(str, folder.glob(f"*.{kind}")))
     if not paths:
@@ -173,15 +173,15 @@ def shards(folder: Path, kind: str) -> list[str]:
 
 
 def sizes_file(settings: Settings) -> Path:
-    """Return the file that says how many images each shard to train on has."""
+    """Return the path of the file with the number of images in each training shard."""
     return Path(settings.data_dir) / f"{settings.dataset}-sizes.json"
 
 
 def known_sizes(file: Path, paths: Sequence[str]) -> list[int] | None:
-    """Return how many images each shard has, None if they were not counted.
+    """Return the number of images in each shard, or None if they were not counted.
 
     Raises:
-        UsageError: they were counted before a shard was added.
+        UsageError: a shard was added after the images were counted.
     """
     if not file.exists():
         return None
@@ -193,10 +193,12 @@ def known_sizes(file: Path, paths: Sequence[str]) -> list[int] | None:
 
 
 def download(settings: Settings) -> None:
-    """Log what is there, and count the images of shards; never called by a rank.
+    """Log which images were found, and count those in shards. Nothing is downloaded.
+
+    The command `download` calls this, never a rank.
 
     Raises:
-        UsageError: nothing is there, or a shard can't be read.
+        UsageError: there are no images, or a shard can't be read.
     """
     folder = Path(settings.data_dir)
     if settings.dataset == "synthetic":

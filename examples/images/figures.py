@@ -1,4 +1,4 @@
-"""Figures of the predictions for the test set. This file is yours."""
+"""Figures drawn from the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,12 @@ from torch import Tensor
 def draw(
     sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Tensor
 ) -> dict[str, Figure]:
-    """Return the figures, by name; {} for none.
+    """Return the figures by name, or {} if there are none.
 
     Args:
-        sums: what `measure` of model.py returned, summed over the test set.
-        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
+        sums: the results of `measure` in model.py, summed over the test set.
+        batch: rank 0's first batch of the test set.
+        outputs: the result of `predict` in model.py for this batch.
     """
     images, labels = batch
     return {
@@ -23,7 +24,7 @@ def draw(
 
 
 def accuracy_by_class(right: Tensor, samples: Tensor) -> Figure:
-    """Draw the accuracy of each class, the worst first."""
+    """Draw the accuracy of each class, from the worst to the best."""
     known = samples > 0
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="classes, the worst first", ylabel="accuracy", ylim=(0, 1.02))
@@ -33,7 +34,7 @@ def accuracy_by_class(right: Tensor, samples: Tensor) -> Figure:
 
 
 def predictions(images: Tensor, outputs: Tensor, labels: Tensor) -> Figure:
-    """Draw sixteen images with their predicted classes; mistakes are red."""
+    """Draw sixteen images with their predicted classes. Wrong predictions are red."""
     figure = Figure(figsize=(6, 6.5))
     axes = figure.add_axes((0, 0, 1, 1))
     samples = zip(images[:16], outputs.argmax(dim=1), labels, strict=False)

@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
+"""The network, its optimizer, loss and metrics. This file is yours: replace it with your own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from .settings import Settings
 class Block(nn.Module):
     """A residual block: two convolutions and a shortcut (He et al. 2016).
 
-    Args of `forward`: features of shape (batch, inputs, height, width). Returns features of shape
+    `forward` takes features of shape (batch, inputs, height, width) and returns features of shape
     (batch, outputs, height / stride, width / stride), rounded up.
     """
 
@@ -25,8 +25,9 @@ class Block(nn.Module):
             nn.ReLU(inplace=True),
             *convolution(outputs, outputs, 3),
         )
-        # Average pooling instead of a stride: a strided 1 by 1 convolution ignores three of four
-        # values (He et al. 2019), and PyTorch 2.13 crashes in one with few channels on a CPU.
+        # Average pooling instead of a strided 1 by 1 convolution: with stride 2, that ignores
+        # three of four values (He et al. 2019). With few channels, PyTorch 2.13 crashes in it on
+        # a CPU.
         shortcut: list[nn.Module] = [nn.AvgPool2d(stride, ceil_mode=True)] if stride > 1 else []
         shortcut += convolution(inputs, outputs, 1) if inputs != outputs else []
         self.shortcut = nn.Sequential(*shortcut)
@@ -36,7 +37,7 @@ class Block(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """Return a convolution and its batch norm."""
+    """Return a convolution and a batch norm."""
     padding = kernel // 2
     return [
         nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False),
@@ -45,10 +46,11 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list
 
 
 class ResNet(nn.Module):
-    """A residual network; with width 64, layers (2, 2, 2, 2) are ResNet-18, (3, 4, 6, 3) ResNet-34.
+    """A residual network (He et al. 2016).
 
-    Args of `forward`: images, uint8, of shape (batch, size, size, 3): bytes are fast to copy.
-    Returns logits: (batch, classes).
+    With width 64, layers (2, 2, 2, 2) make ResNet-18, and (3, 4, 6, 3) make ResNet-34. `forward`
+    takes images, uint8, of shape (batch, size, size, 3), and returns logits (batch, classes).
+    Images are uint8 because they are then four times smaller to copy to the GPU than as float32.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,7 +69,7 @@ class ResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, settings.classes)
-        # Convolutions are fastest in the channels-last layout, on CPU and GPU.
+        # On CPUs and GPUs, convolutions are fastest with the memory format channels_last.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ Batch = tuple[Tensor, Tensor]  # images, uint8 (batch, size, size, 3), and class
 
 
 class Model(Learner):
-    """Images: learner.py describes its methods, and the others that you can override."""
+    """The model for images. learner.py describes these methods and all that you can override."""
 
     best = ("validation/accuracy", "max")
 
@@ -92,7 +94,7 @@ class Model(Learner):
             {"params": [each for each in network.parameters() if each.dim() > 1]},
             {"params": [each for each in network.parameters() if each.dim() == 1]},
         ]
-        groups[1]["weight_decay"] = 0.0  # biases and batch norms
+        groups[1]["weight_decay"] = 0.0  # for biases and batch norms
         return torch.optim.SGD(
             groups,
             lr=settings.lr,

@@ -1,7 +1,8 @@
-"""Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
+"""Settings of your own. This file is yours.
 
-This file is yours. The settings of every training are in engine/config.py; a field of the same
-name here gives one of them another default.
+Each field is a flag of `train` and a key in configs/train.yaml, and a sweep can search its values.
+The settings that every training has are in engine/config.py. To change the default of one of them,
+add a field with the same name here.
 """
 
 from dataclasses import dataclass
@@ -16,25 +17,27 @@ class Settings(engine.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"
-    """how the images in DATA_DIR are stored: files, tar or parquet; synthetic needs none"""
+    """how the images in DATA_DIR are stored: files, tar or parquet; synthetic: made-up images,
+    which need no file"""
     classes: Positive = 10
-    """how many there are"""
+    """number of classes"""
     samples: Positive | None = None
-    """in all shards to train on, where `make data` has not counted them"""
+    """images in all training shards, if `make data` has not counted them"""
     size: Positive = 48
-    """pixels of an image's edge, as the network sees it"""
+    """height and width of the network's input, in pixels"""
     least_crop: Fraction = 0.25
-    """smallest share of an image that is cut out to train on"""
+    """smallest share of an image's area that a random crop for training has"""
     layers: tuple[Positive, ...] = (1, 1, 1)
-    """blocks of each stage of the network; a stage halves the size and doubles the channels"""
+    """number of blocks in each stage of the network; each stage after the first halves height and
+    width and doubles the channels"""
     width: Positive = 16
-    """channels of the first stage"""
+    """number of channels in the first stage"""
     momentum: Fraction = 0.9
-    """of SGD, with Nesterov's update"""
+    """momentum of SGD, with Nesterov's update"""
     weight_decay: Fraction = 5e-4
-    """L2 penalty on the weights of convolutions and of the last layer"""
+    """weight decay (L2 penalty) of SGD; not for biases and batch norms"""
     label_smoothing: Fraction = 0.1
-    """share of the target spread over the other classes"""
+    """share of the target that is spread over all classes"""
 
     epochs: Positive = 5
     """passes over the training set"""

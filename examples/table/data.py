@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: replace it by your own.
+"""The datasets for training, validation and test. This file is yours: replace it with your own.
 
-A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
-samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
+A training set is either a map-style dataset (`__len__` and `__getitem__`) or a `ShardStream`;
+engine/data/steps.py compares the two. Validation and test sets are map-style. The dataset's method
+`collate` makes a batch from a list of samples; the default is PyTorch's `default_collate`.
 """
 
 import csv
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets for training, for choosing the best checkpoint, and for the final test."""
+    """One dataset for training, one to choose the best checkpoint, one for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -32,10 +32,11 @@ class Datasets:
 
 
 class Table(Dataset):
-    """Rows of numbers, held in memory.
+    """Rows of numbers that are held in memory.
 
     Args:
-        rows: float32 of shape (samples, columns); targets: float32 of shape (samples,).
+        rows: float32 of shape (samples, columns).
+        targets: float32 of shape (samples,).
     """
 
     def __init__(self, rows: Tensor, targets: Tensor) -> None:
@@ -48,21 +49,21 @@ class Table(Dataset):
         return self.rows[index], self.targets[index]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a whole batch at once: rows (batch, columns), targets (batch,)."""
+        """Return a whole batch at once: rows (batch, columns) and targets (batch,)."""
         chosen = torch.as_tensor(indices)
         return self.rows[chosen], self.targets[chosen]
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the batch that `__getitems__` made."""
+        """Return the batch unchanged: `__getitems__` has already made it."""
         return batch
 
 
 def load(settings: Settings) -> Datasets:
-    """Return the datasets that the settings name; every rank calls this.
+    """Return the datasets that the settings choose. Every rank calls this function.
 
     Raises:
-        UsageError: no such dataset, the table can't be read, or it has too few rows.
+        UsageError: the dataset is unknown, or the table can't be read or has too few rows.
     """
     if settings.dataset == "csv":
         path = Path(settings.data_dir) / settings.table
@@ -77,17 +78,19 @@ def load(settings: Settings) -> Datasets:
             f"held_out is {settings.held_out}, but the table has {len(rows)} rows: hold out at "
             "least one row twice, and not all"
         )
-    # The same rows for every seed, so that the results of runs can be compared.
+    # Every seed holds out the same rows, so that the results of runs can be compared.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     train, validation, test = order.split([len(rows) - 2 * held_out, held_out, held_out])
     return Datasets(*(Table(rows[part], targets[part]) for part in (train, validation, test)))
 
 
 def download(settings: Settings) -> None:
-    """Log where to put the table; never called by a rank.
+    """Log where to put your table, or check that it can be read. Nothing is downloaded.
+
+    The command `download` calls this, never a rank.
 
     Raises:
-        UsageError: the settings ask for a table that is not there, or can't be read.
+        UsageError: the settings ask for a table that is missing or can't be read.
     """
     path = Path(settings.data_dir) / settings.table
     if settings.dataset == "csv":
@@ -102,13 +105,15 @@ def download(settings: Settings) -> None:
 
 
 def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tensor]:
-    """Return some columns of a CSV file, float32 (rows, columns), and another, float32 (rows,).
+    """Return the inputs, float32 (rows, columns), and the targets, float32 (rows,), of a CSV file.
 
     Args:
-        path: its first line has the names of the columns, the others have numbers.
+        path: the file. Its first line has the names of the columns, the other lines have numbers.
+        columns: names of the input columns.
+        target: name of the target column.
 
     Raises:
-        UsageError: there is no such file or column, or a value is not a number.
+        UsageError: the file or a column does not exist, or a value is not a finite number.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -136,13 +141,13 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
 
 
 def synthesize(samples: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return rows between 0 and 1, and a target: a function of five columns, plus noise.
+    """Return rows of values between 0 and 1, and targets: a function of five columns, plus noise.
 
-    The function is Friedman's first (1991, doi:10.1214/aos/1176347963). The same seed gives the
-    same table on every rank.
+    The function is the first one of Friedman (1991, doi:10.1214/aos/1176347963). The same seed
+    gives the same table on every rank.
 
     Raises:
-        UsageError: there are fewer than five columns.
+        UsageError: `columns` is less than five.
     """
     if columns < 5:
         raise UsageError(f"there are {columns} columns: the synthetic table needs five")

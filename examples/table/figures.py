@@ -1,4 +1,4 @@
-"""Figures of the predictions for the test set. This file is yours."""
+"""Figures drawn from the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,18 @@ from torch import Tensor
 def draw(
     sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Tensor
 ) -> dict[str, Figure]:
-    """Return the figures, by name; {} for none.
+    """Return the figures by name, or {} if there are none.
 
     Args:
-        sums: what `measure` of model.py returned, summed over the test set.
-        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
+        sums: the results of `measure` in model.py, summed over the test set.
+        batch: rank 0's first batch of the test set.
+        outputs: the result of `predict` in model.py for this batch.
     """
     return {"predictions": predictions(outputs, batch[1])}
 
 
 def predictions(outputs: Tensor, targets: Tensor) -> Figure:
-    """Draw predicted over true values; on the line they are equal."""
+    """Draw predicted against true values. On the line, the two are equal."""
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="true", ylabel="predicted")
     axes.axline((float(targets.mean()),) * 2, slope=1, color="gray", linewidth=1)

@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
+"""The network, its optimizer, loss and metrics. This file is yours: replace it with your own."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ from .settings import Settings
 
 
 class Network(nn.Module):
-    """A multilayer perceptron from the columns of a table to a number.
+    """A multilayer perceptron that predicts one column of a table from the others.
 
-    Args of `forward`: rows, float, of shape (batch, columns). Returns the target: (batch,).
+    `forward` takes rows, float, of shape (batch, columns), and returns predictions (batch,).
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.scale = settings.target_scale
-        # Normalizes each column to mean 0 and deviation 1.
+        # Normalizes each column to mean 0 and standard deviation 1.
         layers: list[nn.Module] = [nn.BatchNorm1d(len(settings.columns), affine=False)]
         features = len(settings.columns)
         for _ in range(settings.layers):
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor]  # rows (batch, columns), targets (batch,)
 
 
 class Model(Learner):
-    """A regression: learner.py describes its methods, and the others that you can override."""
+    """A regression model. learner.py describes these methods and all that you can override."""
 
     best = ("validation/loss", "min")
     unit = "rows"
@@ -55,7 +55,7 @@ class Model(Learner):
 
     def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         rows, targets = batch
-        # Sums of squares want float64, which not every device has.
+        # Sums of squares need float64 to be exact enough, and some devices do not support it.
         targets = targets.cpu().double()
         errors = network(rows).cpu().double() - targets
         return {

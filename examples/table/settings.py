@@ -1,7 +1,8 @@
-"""Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
+"""Settings of your own. This file is yours.
 
-This file is yours. The settings of every training are in engine/config.py; a field of the same
-name here gives one of them another default.
+Each field is a flag of `train` and a key in configs/train.yaml, and a sweep can search its values.
+The settings that every training has are in engine/config.py. To change the default of one of them,
+add a field with the same name here.
 """
 
 from dataclasses import dataclass
@@ -18,23 +19,24 @@ class Settings(engine.Settings):
     dataset: str = "synthetic"
     """csv: the file TABLE in DATA_DIR; synthetic: made-up rows, which need no file"""
     table: str = "table.csv"
-    """name of the file: a line of names, then a line of numbers for each sample"""
+    """name of the CSV file; its first line has the names of the columns, each other line has the
+    numbers of one sample"""
     columns: tuple[str, ...] = ("x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8")
     """names of the columns to predict from"""
     target: str = "y"
     """name of the column to predict"""
     target_scale: Rate = 5.0
-    """what the target is divided by for the network: about how far it varies"""
+    """number that the target is divided by for the network, about its standard deviation"""
     held_out: Fraction = 0.1
-    """share of the rows that is for the validation, and as much for the test"""
+    """share of the rows that is held out for validation; an equal share is held out for the test"""
     layers: Positive = 3
-    """hidden layers of the network"""
+    """number of hidden layers"""
     width: Positive = 128
-    """features of a hidden layer"""
+    """number of features in a hidden layer"""
     dropout: Fraction = 0.0
-    """share of the features that is dropped in training"""
+    """dropout probability"""
     weight_decay: Fraction = 0.01
-    """of AdamW"""
+    """weight decay of AdamW"""
 
     epochs: Positive = 5
     """passes over the training set"""

@@ -1,8 +1,8 @@
-"""The datasets: training, validation, test. This file is yours: replace it by your own.
+"""The datasets for training, validation and test. This file is yours: replace it with your own.
 
-A training set is either map-style (a length, and samples by index) or a `ShardStream`;
-engine/data/ says when to use which. A batch is what the dataset's `collate` returns for a list of
-samples; without `collate`, PyTorch's `default_collate` is used. Evaluation sets are map-style.
+A training set is either a map-style dataset (`__len__` and `__getitem__`) or a `ShardStream`;
+engine/data/steps.py compares the two. Validation and test sets are map-style. The dataset's method
+`collate` makes a batch from a list of samples; the default is PyTorch's `default_collate`.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Datasets:
-    """The datasets for training, for choosing the best checkpoint, and for the final test."""
+    """One dataset for training, one to choose the best checkpoint, one for the final test."""
 
     train: Dataset
     validation: Dataset
@@ -32,11 +32,11 @@ class Datasets:
 
 
 class Windows(Dataset):
-    """Pieces of a text; each token is in one piece.
+    """Pieces of a text that do not overlap. The target of a token is the token after it.
 
     Args:
         text: tokens, unsigned integers.
-        context: tokens of a piece.
+        context: number of tokens in a piece.
         vocabulary: number of different tokens.
     """
 
@@ -51,7 +51,7 @@ class Windows(Dataset):
         return tokens[0], following[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a whole batch at once: tokens, and the one after each, (batch, context)."""
+        """Return a whole batch at once: tokens and following tokens, both (batch, context)."""
         first = np.asarray(indices)[:, None] * self.context
         pieces = torch.from_numpy(self.text[first + np.arange(self.context + 1)].astype(np.int64))
         if pieces.max() >= self.vocabulary:
@@ -63,21 +63,22 @@ class Windows(Dataset):
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the batch that `__getitems__` made."""
+        """Return the batch unchanged: `__getitems__` has already made it."""
         return batch
 
 
 class MappedWindows(Windows):
-    """Pieces of a file of tokens, which is mapped into memory: only what is used is read.
+    """Pieces of a file of tokens that is mapped into memory.
 
-    The processes of a node share this memory.
+    Only the parts of the file that are used are read. The processes of a node share the memory.
 
     Args:
-        path: uint16, or uint32 where the vocabulary has more than 65,536 tokens.
-        context, vocabulary: as above.
+        path: tokens as uint16, or as uint32 if the vocabulary has more than 65,536 tokens.
+        context: number of tokens in a piece.
+        vocabulary: number of different tokens.
 
     Raises:
-        UsageError: there is no such file, or it is too short.
+        UsageError: the file does not exist, can't be read, or is too short.
     """
 
     def __init__(self, path: Path, context: int, vocabulary: int) -> None:
@@ -103,10 +104,10 @@ class MappedWindows(Windows):
 
 
 def load(settings: Settings) -> Datasets:
-    """Return the datasets that the settings name; every rank calls this.
+    """Return the datasets that the settings choose. Every rank calls this function.
 
     Raises:
-        UsageError: no such dataset, there is no text, or it is too short.
+        UsageError: the dataset is unknown, or the text is missing or too short.
     """
     context, vocabulary = settings.context, settings.vocabulary
     if settings.dataset == "tokens":
@@ -128,10 +129,12 @@ def load(settings: Settings) -> Datasets:
 
 
 def download(settings: Settings) -> None:
-    """Log where to put the text; never called by a rank.
+    """Log where to put your text, or check that it can be read. Nothing is downloaded.
+
+    The command `download` calls this, never a rank.
 
     Raises:
-        UsageError: the settings ask for a text that is not there.
+        UsageError: the settings ask for a text that is missing or can't be read.
     """
     if settings.dataset == "text":
         text = read(Path(settings.data_dir))
@@ -149,9 +152,9 @@ def download(settings: Settings) -> None:
 
 
 def files(settings: Settings) -> list[Path]:
-    """Return the files of tokens: for training, validation and test.
+    """Return the files of tokens for training, validation and test.
 
-    Without a file for the test, the one for the validation is used.
+    If there is no test.bin, validation.bin is used for the test too.
     """
     folder = Path(settings.data_dir)
     test = "test" if (folder / "test.bin").exists() else "validation"
@@ -159,10 +162,10 @@ def files(settings: Settings) -> list[Path]:
 
 
 def read(folder: Path) -> np.ndarray:
-    """Return the bytes of all .txt files of a folder, in the order of their names: uint8.
+    """Return the bytes of all .txt files in a folder, uint8, in the order of their names.
 
     Raises:
-        UsageError: there are none, or one can't be read.
+        UsageError: there is no such file, or one can't be read.
     """
     try:
         texts = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.txt"))]
@@ -177,12 +180,12 @@ def read(folder: Path) -> np.ndarray:
 
 
 def encode(text: str) -> Tensor:
-    """Return a text as tokens, which are bytes: uint8."""
+    """Return the tokens of a text, which are its UTF-8 bytes: uint8."""
     return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
 
 
 def decode(tokens: Tensor) -> str:
-    """Return tokens that are bytes as a text."""
+    """Return the text of tokens that are UTF-8 bytes."""
     return bytes(tokens.tolist()).decode("utf-8", errors="replace")
 
 
@@ -194,8 +197,9 @@ ADJECTIVES = ("bright", "fast", "happy", "little", "old", "quiet", "wild")
 def synthesize(length: int, seed: int) -> str:
     """Return a text of sentences such as "the old kings that a dog sees like the river."
 
-    There is something to learn for long: letters make words, words have an order, and a verb agrees
-    with its noun, also across a clause. The same seed gives the same text on every rank.
+    Such a text takes long to learn completely: letters make words, words have an order, and a verb
+    agrees with its noun, even if a clause separates them. The same seed gives the same text on
+    every rank.
     """
     draw = random.Random(seed)
     parts: list[str] = []
@@ -215,7 +219,7 @@ def _clause(draw: random.Random) -> str:
 
 
 def _noun_and_verb(draw: random.Random) -> tuple[str, str]:
-    """Return a noun with its article, and a verb in the same number."""
+    """Return a noun with its article, and a verb that agrees with it."""
     several = draw.random() < 0.5
     noun = draw.choice(NOUNS)
     plural = "children" if noun == "child" else f"{noun}s"

@@ -1,4 +1,4 @@
-"""Figures of the predictions for the test set. This file is yours."""
+"""Figures drawn from the predictions for the test set. This file is yours."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,18 @@ from torch import Tensor
 def draw(
     sums: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], outputs: Mapping[str, Tensor]
 ) -> dict[str, Figure]:
-    """Return the figures, by name; {} for none.
+    """Return the figures by name, or {} if there are none.
 
     Args:
-        sums: what `measure` of model.py returned, summed over the test set.
-        batch, outputs: rank 0's first batch, and what `predict` of model.py returned for it.
+        sums: the results of `measure` in model.py, summed over the test set.
+        batch: rank 0's first batch of the test set.
+        outputs: the result of `predict` in model.py for this batch.
     """
     return {"loss_at_position": loss_at_position(sums["loss_at_position"], sums["weight"])}
 
 
 def loss_at_position(losses: Tensor, tokens: Tensor) -> Figure:
-    """Draw the mean loss of a token over the number of tokens before it."""
+    """Draw the mean loss against the number of tokens that the network saw before."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="tokens seen", ylabel="loss")
     axes.plot(range(1, len(losses) + 1), losses * len(losses) / tokens)

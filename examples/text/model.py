@@ -1,4 +1,4 @@
-"""The network, its optimizer, its loss and its metrics. This file is yours: write your own."""
+"""The network, its optimizer, loss and metrics. This file is yours: replace it with your own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from .settings import Settings
 class Attention(nn.Module):
     """Causal self-attention: each token attends to itself and to earlier tokens.
 
-    Args of `forward`: features of shape (batch, tokens, width). Returns the same shape.
+    `forward` takes features of shape (batch, tokens, width) and returns the same shape.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -34,7 +34,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of the transformer: attention, then a feed-forward network on each token."""
+    """A block of the transformer: attention, then a feed-forward network on each token.
+
+    `forward` takes features of shape (batch, tokens, width) and returns the same shape.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -57,8 +60,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A transformer that predicts the next token (Radford et al. 2019).
 
-    Args of `forward`: tokens, int64, of shape (batch, up to `context`). Returns the logits of the
-    token after each: (batch, tokens, vocabulary).
+    `forward` takes tokens, int64, of shape (batch, up to `context`), and returns the logits of the
+    token that follows each of them: (batch, tokens, vocabulary).
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,7 +70,7 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(settings.vocabulary, width)
         self.positions = nn.Embedding(settings.context, width)
         self.dropout = nn.Dropout(settings.dropout)
-        # With --strategy fsdp, the ranks gather one block at a time.
+        # With --strategy fsdp, the ranks gather the parameters of one block at a time.
         self.blocks = nn.Sequential(
             *(Block(width, settings.heads, settings.dropout) for _ in range(settings.layers))
         )
@@ -76,7 +79,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
-            # The outputs of blocks are added up: with more blocks, each starts smaller.
+            # The outputs of all blocks are added up, so with more blocks each starts smaller.
             if name.endswith(("output.weight", "feed_forward.3.weight")):
                 parameter.data /= (2 * settings.layers) ** 0.5
 
@@ -86,11 +89,11 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(features)))
 
 
-Batch = tuple[Tensor, Tensor]  # tokens and those that follow, both int64 (batch, context)
+Batch = tuple[Tensor, Tensor]  # tokens and following tokens, both int64 (batch, context)
 
 
 class Model(Learner):
-    """A GPT on text: learner.py describes its methods, and the others that you can override."""
+    """A GPT. learner.py describes these methods and all that you can override."""
 
     best = ("validation/loss", "min")
     unit = "tokens"
@@ -140,7 +143,7 @@ class Model(Learner):
 
     @torch.no_grad()
     def generate(self, network: nn.Module, tokens: Tensor, length: int = 200) -> Tensor:
-        """Return tokens, int64, followed by `length` more, each drawn by its probability."""
+        """Return tokens, int64, followed by `length` more that are sampled one by one."""
         for _ in range(length):
             logits = network(tokens[None, -self.settings.context :])[0, -1]
             tokens = torch.cat([tokens, torch.multinomial(logits.softmax(0), 1)])
@@ -152,6 +155,6 @@ class Model(Learner):
 
 
 def token_losses(logits: Tensor, following: Tensor) -> Tensor:
-    """Return the loss of each token, of the shape of `following`."""
+    """Return the loss of each token, with the shape of `following`."""
     losses = F.cross_entropy(logits.flatten(0, 1).float(), following.flatten(), reduction="none")
     return losses.view_as(following)

@@ -1,7 +1,8 @@
-"""Settings of your own: a field here is a flag, a line of configs/train.yaml, and can be searched.
+"""Settings of your own. This file is yours.
 
-This file is yours. The settings of every training are in engine/config.py; a field of the same
-name here gives one of them another default.
+Each field is a flag of `train` and a key in configs/train.yaml, and a sweep can search its values.
+The settings that every training has are in engine/config.py. To change the default of one of them,
+add a field with the same name here.
 """
 
 from dataclasses import dataclass
@@ -16,27 +17,28 @@ class Settings(engine.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"
-    """text: the bytes of the *.txt files in DATA_DIR; tokens: train.bin and validation.bin there;
-    synthetic: made-up sentences, which need no file"""
+    """text: the bytes of the *.txt files in DATA_DIR; tokens: train.bin and validation.bin in
+    DATA_DIR; synthetic: made-up sentences, which need no file"""
     vocabulary: Positive = 256
-    """tokens that there are: 256 bytes, or as many as a tokenizer has"""
+    """number of different tokens: 256 for bytes, or that of your tokenizer"""
     held_out: Fraction = 0.05
-    """share of a text's end that is for the test, and as much before it for the validation"""
+    """share of the text, at its end, that is held out for the test; an equal share before it is
+    held out for validation"""
     context: Positive = 64
-    """tokens that the network sees at once"""
+    """number of tokens that the network sees at once"""
     layers: Positive = 4
-    """blocks of the network"""
+    """number of blocks in the network"""
     heads: Positive = 4
-    """attention heads of a block"""
+    """number of attention heads in a block"""
     width: Positive = 64
-    """features of a token inside the network; the heads share them"""
+    """number of features of a token inside the network, a multiple of HEADS"""
     dropout: Fraction = 0.0
-    """share of the features that is dropped in training"""
+    """dropout probability"""
     weight_decay: Fraction = 0.1
-    """of AdamW, on the matrices alone"""
+    """weight decay of AdamW, only on the weights of linear layers"""
 
     batch_size: Positive = 32
-    """samples of CONTEXT tokens that a rank takes at once"""
+    """samples, each of CONTEXT tokens, that a rank takes at once"""
     test_batch_size: Positive = 128
     """the same in evaluation"""
     lr: Rate = 3e-3
@@ -46,4 +48,4 @@ class Settings(engine.Settings):
     warmup: Fraction = 0.1
     """share of the run in which the learning rate rises"""
     clip_norm: Rate | None = 1.0
-    """largest norm of the gradient; null in YAML, None as a flag: any"""
+    """largest norm of the gradient; no limit: null in YAML, None as a flag"""

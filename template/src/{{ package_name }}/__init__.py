@@ -1,18 +1,18 @@
-"""Distributed training with PyTorch: one command for a laptop, one node, or many.
+"""Distributed training with PyTorch: the same command on a laptop, on one node, and on many nodes.
 
-Yours, never changed by an update:
+Your files, which an update never changes:
     model.py      what is trained: networks, optimizers, loss, metrics
     data.py       the datasets
     settings.py   settings of your own
-    figures.py    pictures of an evaluation
+    figures.py    figures that are drawn at the end of a run
 
-The program, which updates merge with your edits:
+The program, where an update merges its changes with yours:
     train.py      the training loop, validation, a stop by a signal, the end of a run
-    learner.py    the class that model.py fills in
+    learner.py    the base class of `Model` in model.py
     __main__.py   the commands
 
-Not yours, replaced by an update:
+The engine, which an update replaces:
     engine/       ranks, data loading, checkpoints, evaluation, the files of a run
-    trackers/     experiment trackers: their interface is in its __init__.py
-    tools/        commands around the training
+    trackers/     experiment trackers; __init__.py has their interface
+    tools/        the other commands
 """

@@ -1,7 +1,7 @@
 """The commands of this project: `python -m <package> COMMAND [flags]`.
 
-Commands import torch only once their flags are known to be right, so that `--help` and a
-mistyped flag answer at once.
+A command imports torch only after it has checked its flags, so that `--help` and the error for a
+mistyped flag appear at once.
 """
 
 import difflib
@@ -25,62 +25,63 @@ def train(argv: Sequence[str]) -> int:
     from .settings import Settings
 
     settings = Settings.parse(argv, about="Train the model. ")
-    # Before torch is imported, which takes a second: a signal in that second must not kill us.
+    # First of all: the import of torch takes a second, and a signal must not kill the process then.
     stop = StopRequest.install()
     from .trackers.dispatch import left_behind
     from .train import run
 
     code = run(settings, stop)
-    # The launcher sends TERM to the others when the first rank leaves with 75. A rank whose
-    # interpreter is shutting down would die of it, and the batch script would not see 75.
+    # When the first rank exits with 75, the launcher sends SIGTERM to the others. It would kill a
+    # rank whose interpreter is shutting down, and the batch script would not get exit code 75.
     ignore_signals()
     if left_behind():
-        # The handlers that a tracker's library registers with atexit may wait or fail.
+        # Skip the handlers that a tracker's library registered with atexit: they may hang or fail.
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
 def download(argv: Sequence[str]) -> int:
-    """Fetch the dataset, as data.py does."""
+    """Download the dataset with `download` in data.py; return 0."""
     from .data import download as fetch
     from .settings import Settings
 
-    fetch(Settings.parse(argv, "download", "Fetch the dataset and verify it. "))
+    fetch(Settings.parse(argv, "download", "Download the dataset and verify it. "))
     return 0
 
 
-# Those of tools/ are a module each, whose `main` takes the flags. A project has some of them.
+# All commands with their lines of help. Each command but `train` and `download` is the function
+# `main` of its module in tools/. A project has only the modules that its answers chose.
 COMMANDS = {
-    "train": "train the model; on one process, or on every rank that torchrun or srun started",
-    "download": "fetch the dataset and verify it; run this where there is internet",
-    "evaluate": "measure a trained network on a dataset, as the training does",
-    "predict": "write what a trained network makes of a dataset",
+    "train": "train the model in one process, or in every rank that torchrun or srun started",
+    "download": "download the dataset and verify it; needs internet access",
+    "evaluate": "measure the metrics of a trained network on a dataset",
+    "predict": "write the predictions of a trained network for a dataset",
     "export": "write a trained network as weights or a graph, for other programs",
-    "doctor": "check what a job needs: software, Slurm's answers, nodes, data",
-    "check-comm": "check that the ranks can talk to each other, and how fast",
+    "doctor": "check what a job needs: software, Slurm, nodes, data",
+    "check-comm": "check the communication between the ranks, and measure its speed",
     "acceptance": "run each kind of job once on the cluster, to test that it works",
-    "runs": "list the runs and how they stand: running, finished, failed, stuck",
-    "show": "tell everything about one run on a screen",
+    "runs": "list the runs and their states: running, finished, failed, stuck",
+    "show": "show all about one run on one screen",
     "prune": "remove checkpoints of finished runs, to free space",
     "profile": "show where the time of profiled steps went",
     "plot": "draw the curves of runs to a file",
-    "report": "write a page about runs, to look at and to send",
-    "monitor": "start and stop the trackers' web servers, as Slurm jobs",
+    "report": "write a page about runs that you can read and send",
+    "monitor": "start and stop the trackers' web servers as Slurm jobs",
     "check-trackers": "log a small run to every tracker and read it back",
-    "sync": "send to the trackers what they missed of a run",
+    "sync": "send the trackers what they missed of a run",
     "sweep": "search for better settings, one trial after another",
 }
 OWN = {"train": train, "download": download}
 
 
 def commands() -> dict[str, str]:
-    """Return the commands that this project has, each with its line of help."""
+    """Return the commands that this project has, with their lines of help."""
     return {name: COMMANDS[name] for name in COMMANDS if name in OWN or find_spec(_module(name))}
 
 
 def find_command(name: str) -> Callable[[Sequence[str]], int]:
-    """Return the function that runs a command with its flags and returns the exit code."""
+    """Return the function of a command: it takes the flags and returns the exit code."""
     return OWN[name] if name in OWN else import_module(_module(name)).main
 
 
@@ -89,7 +90,7 @@ def _module(name: str) -> str:
 
 
 def load_env() -> None:
-    """Set the variables of .env that the environment does not have yet, such as a key."""
+    """Set the variables of .env, such as a key of a tracker, that the environment does not have."""
     from dotenv import dotenv_values
 
     try:
@@ -104,8 +105,8 @@ def load_env() -> None:
 def main() -> None:
     """Run the command that the first argument names.
 
-    Exits 0 on success, 1 on a mistake or a failure, 2 on bad flags, 75 when a signal stopped the
-    training after a checkpoint, and 76 when another rank is lost.
+    The exit code is 0 after success, 1 after an error, 2 after wrong flags, 75 if a signal stopped
+    the training and a checkpoint was saved, and 76 if another rank was lost.
     """
     available = commands()
     name, argv = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
@@ -130,25 +131,26 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
     logging.basicConfig(handlers=[shown], level=logging.INFO)
     try:
         load_env()
-        # A notebook's backend may not be installed here, and no command opens a window.
+        # No command opens a window. MPLBACKEND may name a notebook's backend that is not installed.
         os.environ["MPLBACKEND"] = "agg"
-        # Python removes what loading workers leave when their rank dies, and warns: not needed.
+        # When a rank dies, Python removes the shared memory of its loading workers and warns about
+        # it. Users need not see this warning.
         filters = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")
         code = find_command(name)(argv)
-        if "triton" not in sys.modules:  # it would report what is frozen as leaks, in 100 lines
-            gc.freeze()  # at its end, Python would look through all objects of torch once more
+        if "triton" not in sys.modules:  # triton would report frozen objects as leaks, in 100 lines
+            gc.freeze()  # a faster exit: Python does not search all objects of torch once more
         sys.exit(code)
     except SystemExit as leaving:
-        # The user's code may exit, too: that is a failure, except after a stop by a signal (75).
+        # An exit by the user's code is a failure. Exit code 75 follows a stop by a signal.
         if leaving.code not in (None, 0, 75):
             said = leaving.code if isinstance(leaving.code, str) else ""
             errors.note_failure(said.partition("\n")[0])
         raise
-    except KeyboardInterrupt:  # outside a training, which saves first
+    except KeyboardInterrupt:  # not in a training, which handles SIGINT and saves first
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        os._exit(1)  # the reader of the output, such as head, has left
+        os._exit(1)  # the reader of the output, such as `head`, has exited
     except Exception as error:
         code = errors.LostRankError.EXIT_CODE if isinstance(error, errors.LostRankError) else 1
         text = "".join(traceback.format_exception(error))
@@ -165,7 +167,7 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
             errors.note_failure(first)
         print(errors.printable_lines(text), file=sys.stderr, flush=True)
         sys.stdout.flush()
-        # At once: an orderly exit would wait for other ranks, or abort in a thread of Gloo's.
+        # Exit at once: a normal exit would wait for other ranks, or abort in a thread of Gloo.
         os._exit(code)
 
 

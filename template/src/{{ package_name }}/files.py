@@ -1,9 +1,9 @@
-"""Images as they are stored: files by class, tar shards or Parquet shards.
+"""Stored images: files in a folder for each class, tar shards or Parquet shards.
 
 The layouts are those of torchvision's `ImageFolder` (`CLASS/NAME.jpg`), of WebDataset (`*.tar`, in
 which `KEY.jpg` and `KEY.cls` are neighbours) and of Hugging Face's `datasets` (`*.parquet` with the
-columns `image` and `label`). Each can be read by index; shards also from front to back, which is
-what the file systems of clusters are fast at.
+columns `image` and `label`). Each can be read by index. Shards can also be read from front to back,
+which is the fastest way to read on the file systems of clusters.
 """
 
 import os
@@ -21,7 +21,7 @@ ENDINGS = ("jpg", "jpeg", "png", "webp")
 
 
 class Sample(NamedTuple):
-    """An image as it is stored, and its class; `name` says where it is, for messages."""
+    """A stored image (`content`) and its class. `name` says where it is stored, for messages."""
 
     name: str
     content: bytes
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 class Images(Protocol):
-    """Samples by index."""
+    """Stored images that are read by index."""
 
     def __len__(self) -> int: ...
 
@@ -37,11 +37,12 @@ class Images(Protocol):
 
 
 class Files:
-    """Files in a folder for each class.
+    """Images as files, with a folder for each class.
 
     Args:
-        folder: of the classes' folders.
-        classes: names of those, numbered in this order; any may be missing.
+        folder: the folder that has the classes' folders.
+        classes: names of the classes' folders, in the order of the classes' numbers. A folder may
+            be missing.
     """
 
     def __init__(self, folder: Path, classes: Sequence[str]) -> None:
@@ -62,7 +63,7 @@ class Files:
 
 
 class Tar:
-    """Images in tar shards. To know where they are, the headers of all members are read once.
+    """Images in tar shards. At the start, it reads all headers to find where the images are.
 
     Raises:
         UsageError: a shard can't be read, or has an image without a class.
@@ -86,13 +87,13 @@ class Tar:
 
     @staticmethod
     def read(path: str) -> Iterator[Sample]:
-        """Yield the images of a shard."""
+        """Yield the images of a shard, from front to back."""
         for archive, image, label in _members(path):
             yield Sample(f"{path}, {image.name}", _content(archive, image), label)
 
 
 class Parquet:
-    """Images in Parquet shards. Rows are read by groups, and the group of the last one is kept.
+    """Images in Parquet shards. It reads whole row groups, and keeps the last one in memory.
 
     Raises:
         UsageError: a shard can't be read, or lacks one of the columns.
@@ -117,7 +118,7 @@ class Parquet:
 
     @staticmethod
     def read(path: str) -> Iterator[Sample]:
-        """Yield the images of a shard."""
+        """Yield the images of a shard, from front to back."""
         return _rows(path)
 
 
@@ -127,7 +128,7 @@ SHARDS: dict[str, type[Tar] | type[Parquet]] = {"tar": Tar, "parquet": Parquet}
 def _members(path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, int]]:
     """Yield the images of a tar shard, and their classes."""
     try:
-        with tarfile.open(path, "r:") as archive:  # by index, none can be compressed
+        with tarfile.open(path, "r:") as archive:  # uncompressed, to read by offset
             files = filter(tarfile.TarInfo.isfile, archive)
             for key, members in groupby(files, lambda member: _split(member.name)[0]):
                 parts = {_split(member.name)[1]: member for member in members}
@@ -141,7 +142,10 @@ def _members(path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, int]
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return a name up to the first dot of its last part, and what comes behind, in lower case."""
+    """Return a name without its extension, and the extension in lower case.
+
+    The extension is everything after the first dot of the file's name, as in WebDataset.
+    """
     folder, slash, last = name.rpartition("/")
     stem, _, ending = last.partition(".")
     return folder + slash + stem, ending.lower()
@@ -149,12 +153,12 @@ def _split(name: str) -> tuple[str, str]:
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
-    assert file  # of a regular file there is one
+    assert file  # it is None only for members that are not regular files
     return file.read()
 
 
 def _group_sizes(path: str) -> list[int]:
-    """Return how many rows each group of a Parquet shard has."""
+    """Return the number of rows in each row group of a Parquet shard."""
     from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
 
     try:
@@ -165,7 +169,7 @@ def _group_sizes(path: str) -> list[int]:
 
 
 def _rows(path: str, group: int | None = None) -> Iterator[Sample]:
-    """Yield the images of a Parquet shard, or of one group of its rows."""
+    """Yield the images of a Parquet shard, or of one of its row groups."""
     from pyarrow import ArrowException, parquet
 
     try:

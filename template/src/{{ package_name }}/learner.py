@@ -1,6 +1,6 @@
-"""The interface that `Model` in model.py implements.
+"""The base class of `Model` in model.py.
 
-A `Learner` has the networks, their optimizers, the loss of a batch, and the metrics of an
+A `Learner` defines the networks, their optimizers, the loss of a batch, and the metrics of an
 evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same for all models.
 """
 
@@ -24,13 +24,17 @@ from .engine.updater import Updater
 from .settings import Settings
 
 Networks = Any
-"""What `build` returned: a module, or a dictionary of modules by name."""
+"""The result of `build`: a module, or a dictionary of modules by name."""
 Batch = Any
-"""What `collate` of the dataset returned, with its tensors on this rank's device."""
+"""The result of the dataset's `collate`, with its tensors on this rank's device."""
 
 
 def model_class() -> "type[Learner]":
-    """Return the class `Model` of model.py; raise UsageError if there is none."""
+    """Return the class `Model` of model.py.
+
+    Raises:
+        UsageError: model.py has no such class, or it is not a `Learner`.
+    """
     found = getattr(import_module(".model", __package__), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Learner)):
         raise UsageError(
@@ -41,20 +45,26 @@ def model_class() -> "type[Learner]":
 
 
 class Learner:
-    """What to train. `Model` in model.py subclasses it: `build`, `optimizers` and `loss` at least.
+    """What to train. `Model` in model.py overrides at least `build`, `optimizers` and `loss`.
 
     Attributes:
-        best: the metric that decides which checkpoint is the best, and "min" if a lower value is
-            better, else "max". `runs`, sweeps and `patience` use it too.
-        unit: what `batch_weight` counts, such as "tokens"; the rate in the log is named after it.
-        settings: of the run, with the fields of settings.py.
+        best: name of the metric that decides which checkpoint is the best, and "min" if lower
+            values are better, or "max". The command `runs`, sweeps and `patience` use it too.
+        unit: what `batch_weight` counts, such as "tokens". The log names the training rate after
+            it.
+        settings: settings of the run, with the fields of settings.py.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("validation/loss", "min")
     unit = "samples"
 
     def __init_subclass__(cls) -> None:
-        """Raise UsageError for a former name, and for a hook that does not exist."""
+        """Check the names of the methods.
+
+        Raises:
+            UsageError: a method has a name of an earlier version, or the name of a hook that does
+                not exist.
+        """
         now = {"weigh": "batch_weight", "conclude": "compute_metrics", "units": "fsdp_units"}
         for old in now.keys() & vars(cls).keys():
             raise UsageError(f"the method {old} in model.py is now called {now[old]}: rename it")
@@ -69,72 +79,82 @@ class Learner:
     # -- training ---------------------------------------------------------------------------------
 
     def build(self) -> nn.Module | dict[str, nn.Module]:
-        """Return the network, or several by name; torch has the same seed on all ranks."""
+        """Return the network, or a dictionary of networks by name.
+
+        PyTorch's random seed is the same on all ranks, so all ranks get the same parameters.
+        """
         raise UsageError("Model in model.py has no method 'build': learner.py describes it")
 
     def optimizers(self, networks: Networks) -> Optimizer | dict[str, Optimizer]:
-        """Return the optimizer, or several by name.
+        """Return the optimizer, or a dictionary of optimizers by name.
 
-        The learning rate of a parameter group is the one that it has here, times `schedule`.
+        In training, each parameter group has the learning rate that it gets here, times the factor
+        of `schedule` and of the setting `lr_scaling`.
         """
         raise UsageError("Model in model.py has no method 'optimizers': learner.py describes it")
 
     def loss(self, networks: Networks, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, a scalar.
 
-        If the loss itself has parameters, put it inside a network: its gradients are averaged then.
+        If the loss has parameters of its own, make it a part of a network, so that their gradients
+        are averaged over the ranks.
         """
         raise UsageError("Model in model.py has no method 'loss': learner.py describes it")
 
     def train_step(self, updater: Updater) -> None:
-        """Take a step: one update by default, or several updates of different networks."""
+        """Take a step. The default is one update; a GAN, for example, updates each network."""
         updater.update(self.loss)
 
     def batch_weight(self, batch: Batch) -> int:
-        """Return how much a batch counts in means and rates; the default is its samples.
+        """Return the weight of a batch in means and rates; the default is its number of samples.
 
-        If the loss is a mean over something else, such as tokens, return their number. A batch of
-        weight 0 does not count in the loss and the gradient: its loss may be nan.
+        If the loss is a mean over something else, such as tokens, return their number. A batch with
+        weight 0 does not contribute to the loss and the gradient, so its loss may be nan.
         """
         return nested.length(batch)
 
     def schedule(self, progress: float) -> float:
-        """Return the factor on all learning rates at a progress from 0 to 1.
+        """Return the factor by which all learning rates are multiplied.
 
-        The default is the setting `schedule`, with a warm-up. Override this for your own schedule.
+        The default follows the settings `schedule` and `warmup`. Override this method for a
+        schedule of your own.
+
+        Args:
+            progress: share of the training that is done, from 0 to 1.
         """
         return lr_factor(self.settings, progress)
 
     def fsdp_units(self, network: nn.Module) -> Iterable[nn.Module]:
-        """Return the parts that FSDP gathers one at a time, the inner ones first.
+        """Return the parts of a network that FSDP gathers one at a time, inner parts first.
 
-        With the setting `recompute`, they are computed again one at a time.
+        With the setting `recompute`, activation checkpointing applies to each of these parts.
         """
         return blocks(network)
 
     # -- evaluation -------------------------------------------------------------------------------
 
     def measure(self, networks: Networks, batch: Batch) -> Mapping[str, Any]:
-        """Return sums over a batch of an evaluation by name; called without gradients.
+        """Return sums over a batch of an evaluation, by name. It is called without gradients.
 
-        A tensor of any shape is summed over all batches and ranks. A tuple has the arguments of
-        `update` for the object of this name in `metrics`.
+        A value is a tensor of any shape, which is summed over all batches and ranks. Or it is a
+        tuple: the arguments of `update` for the object with this name in `metrics`.
         """
         loss = check_loss(self.loss(networks, batch))
         return {"loss": loss.to(sum_dtype(loss.device)) * self.batch_weight(batch)}
 
     def metrics(self) -> Mapping[str, Any]:
-        """Return new objects with `update` and `compute` by name, such as those of torchmetrics.
+        """Return new metric objects by name, with `update` and `compute` as in torchmetrics.
 
-        They are for metrics that are not a function of sums, such as the area under a curve.
+        Use them for metrics that can't be computed from sums, such as the area under a curve.
         """
         return {}
 
     def compute_metrics(self, sums: Mapping[str, Tensor]) -> Mapping[str, float | Tensor]:
-        """Return the metrics by name; the default divides each single number by the weight.
+        """Return the metrics by name. The default divides each scalar sum by the weight.
 
         Args:
-            sums: of what `measure` returned, and `weight`, of all batches: float64, on the CPU.
+            sums: the results of `measure`, summed over all batches and ranks, and `weight`, the sum
+                of `batch_weight`: float64 tensors on the CPU.
         """
         weight = sums["weight"]
         return {
@@ -143,26 +163,27 @@ class Learner:
             if name != "weight" and total.numel() == 1
         }
 
-    # -- hooks: called at events of the training; by default they do nothing ----------------------
+    # -- hooks: called at events of the training; the defaults do nothing -------------------------
 
     def on_start(self, training: Training) -> None:
-        """Called on every rank before the first step of each start, also after a resume."""
+        """Called on every rank before the first step of a start or resume."""
 
     def on_step(self, training: Training) -> None:
         """Called on every rank after each step."""
 
     def on_evaluation_start(self, training: Training, split: str) -> None:
-        """Called on every rank before an evaluation; split is "validation" or "test"."""
+        """Called on every rank before an evaluation; `split` is "validation" or "test"."""
 
     def on_evaluation_end(
         self, training: Training, split: str, metrics: Mapping[str, float]
     ) -> None:
-        """Called on every rank after an evaluation; metrics have names like validation/loss."""
+        """Called on every rank after an evaluation; `metrics` has names like "validation/loss"."""
 
     def on_checkpoint(self, training: Training, path: Path, best: bool) -> None:
-        """Called on rank 0 soon after a checkpoint is complete; best is whether it is the best.
+        """Called on rank 0 soon after a checkpoint is complete; `best`: it is the best so far.
 
-        The training waits for this method. Start a process for what takes long, such as an upload.
+        The training waits for this method. Start a process for work that takes long, such as an
+        upload.
         """
 
     def on_end(
@@ -171,9 +192,10 @@ class Learner:
         status: Literal["finished", "preempted", "failed"],
         error: BaseException | None,
     ) -> None:
-        """Called when the training has finished, was stopped ("preempted"), or failed.
+        """Called on every rank when the training has finished or was stopped by a signal.
 
-        After a failure, rank 0 alone calls this, and it can't exchange values with other ranks.
+        `status` is then "finished" or "preempted". After a failure, only rank 0 calls this, and it
+        can't communicate with other ranks.
         """
 
     # -- use --------------------------------------------------------------------------------------
@@ -189,38 +211,42 @@ class Learner:
         """Return the trained networks of a run, such as `Model.load("runs/demo/7")`.
 
         The result has a method `predict`, which takes a batch. If the run kept moving averages of
-        the parameters (`ema`), the networks have these.
+        the parameters (setting `ema`), the networks have these averages.
 
         Args:
             source: a run folder, or one of its checkpoints.
-            settings: by default, those that the checkpoint was saved with.
-            which: the checkpoint of a run folder. Before the first validation, the best is the
-                latest.
-            device: for the networks.
+            settings: the default is the settings that the checkpoint was saved with.
+            which: which checkpoint of a run folder to load. Before the first validation, "best" is
+                the latest.
+            device: where to put the networks.
         """
         path = checkpoint_files.find(Path(source), which)
         whole = {"strategy": "ddp"}
         return inference.load(cls, settings or Settings, path, whole).to(device)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """Return the arguments of the network's forward: the first part of a pair, or the batch."""
+        """Return the arguments of the network's `forward` for a batch.
+
+        The default is the first element of a tuple or list, or else the whole batch.
+        """
         return (batch[0],) if isinstance(batch, tuple | list) else (batch,)
 
     def predict(self, networks: Networks, batch: Batch) -> Any:  # noqa: ANN401
-        """Return predictions: a tensor with a row for each sample, or several in any nesting."""
+        """Return predictions: a tensor with a row for each sample, or a nesting of such tensors."""
         return networks(*self.inputs(batch))
 
     def pretrained(self, networks: Networks) -> Any:  # noqa: ANN401 - of another library
-        """Return what `export --output FOLDER` writes, by its method `save_pretrained`.
+        """Return the object that `export --output FOLDER` writes with its method `save_pretrained`.
 
-        The default is the network, which may be one of transformers. Return a part of it, or a
-        tuple, such as of the network and its tokenizer.
+        The default is the network, if it is a model of Hugging Face's transformers. Return a part
+        of it, or a tuple, such as the network and its tokenizer.
         """
         return networks
 
     def describe(self, prediction: Any) -> Any:  # noqa: ANN401
-        """Return the prediction for one sample as JSON can represent it, for `predict`.
+        """Return the prediction for one sample as values that JSON can represent.
 
-        The default is all its numbers. Return less if they are many.
+        The command `predict` writes them. The default is all numbers of the prediction; return
+        fewer if there are many.
         """
         return nested.plain(prediction)

@@ -1,6 +1,6 @@
-"""MNIST: reads its files, downloads them, and draws synthetic digits that need no file.
+"""Reads and downloads the files of MNIST, and draws synthetic digits, which need no file.
 
-Only data.py uses this module: delete it with the example.
+Only data.py uses this module. Delete it when you replace the example.
 """
 
 import gzip
@@ -21,7 +21,7 @@ from .engine import UsageError, write_atomically
 log = logging.getLogger(__name__)
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-MOST_BYTES = 2**28  # of an unpacked file; MNIST's largest has 2**26
+MOST_BYTES = 2**28  # upper limit of an unpacked file; MNIST's largest file is smaller than 2**26
 # SHA-256 of the unpacked files.
 CHECKSUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -32,7 +32,11 @@ CHECKSUMS = {
 
 
 def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """Return images, uint8 (samples, 28, 28), and labels, int64 (samples,), of `train` or `t10k`.
+    """Return images, uint8 (samples, 28, 28), and labels, int64 (samples,).
+
+    Args:
+        folder: where the files are.
+        part: "train" or "t10k" (test).
 
     Raises:
         UsageError: a file is missing or damaged.
@@ -43,13 +47,16 @@ def read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Return the array of an IDX file of bytes, read from `path` or from `path`.gz.
+    """Return the array in an IDX file of bytes, read from `path` or from `path`.gz.
 
-    The format is two zero bytes, a type, the number of dimensions, their sizes as big-endian
-    integers, and the values.
+    The format is: two zero bytes, one byte for the type, one byte for the number of dimensions,
+    their sizes as big-endian 32-bit integers, and the values.
+
+    Raises:
+        UsageError: the file is missing or damaged.
     """
     found = stored(path)
-    if not found.is_file():  # opening a pipe would wait for its other end
+    if not found.is_file():  # a named pipe would block when it is opened
         raise UsageError(
             f"no {path.name}[.gz] in {path.parent.resolve()}: run 'make data' where there is "
             "internet, point --data-dir at the files, or use --dataset synthetic"
@@ -69,10 +76,10 @@ def stored(path: Path) -> Path:
 
 
 def unpacked(content: bytes) -> bytes:
-    """Return the content of a file, unpacked if it is in gzip's format.
+    """Return the content of a file, decompressed if it is in gzip's format.
 
     Raises:
-        ValueError: it unpacks to more than MOST_BYTES.
+        ValueError: it has more than MOST_BYTES after decompression.
     """
     if content.startswith(b"\x1f\x8b"):
         content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES + 1)
@@ -82,10 +89,10 @@ def unpacked(content: bytes) -> bytes:
 
 
 def download(folder: Path, url: str = URL) -> None:
-    """Fetch those of the four files that `folder` lacks, and verify their checksums.
+    """Download the files of MNIST that are not in `folder` yet, and verify their checksums.
 
     Raises:
-        UsageError: a file can't be fetched or written, or is not the right one.
+        UsageError: a file can't be downloaded or written, or its checksum is wrong.
     """
     for name, checksum in CHECKSUMS.items():
         if stored(folder / name).exists():
@@ -105,7 +112,7 @@ def download(folder: Path, url: str = URL) -> None:
             ) from None
 
 
-# Seven-by-five pictures of the digits, a row a number, a bit a pixel.
+# Pictures of the digits, 7 rows by 5 columns. A number is a row, and each of its bits is a pixel.
 GLYPHS = (
     (14, 17, 19, 21, 25, 17, 14),
     (4, 12, 4, 4, 4, 4, 14),
@@ -121,9 +128,10 @@ GLYPHS = (
 
 
 def synthesize(samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return digits drawn from `GLYPHS`, shifted, faded and noisy, in the shapes of MNIST.
+    """Return synthetic digits: the pictures of `GLYPHS`, shifted, faded and with noise.
 
-    The same seed gives the same digits on every rank.
+    Images are uint8 (samples, 28, 28), labels are int64 (samples,), as in MNIST. The same seed
+    gives the same digits on every rank.
     """
     draw = np.random.default_rng(seed)
     rows = np.array(GLYPHS, np.uint8)[:, :, None]

@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom: epochs, steps, validations, and the end of a run."""
+"""The training loop, in the order of a run: epochs, steps, validations, and the end."""
 
 import logging
 import os
@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, request: StopRequest) -> int:
-    """Train with these settings; every rank calls this.
+    """Train with these settings. Every rank calls this function.
 
-    Return the exit code of the process: 0, or 75 if a signal stopped the run after a checkpoint.
-    Slurm requeues a job that exits with 75 (slurm/resume.sh).
+    Returns the exit code of the process: 0, or 75 if a signal stopped the run and a checkpoint was
+    saved. A Slurm job that exits with 75 is requeued (slurm/resume.sh).
     """
     trackers = select(settings.trackers)
     make = model_class()
@@ -58,7 +58,14 @@ def run(settings: Settings, request: StopRequest) -> int:
 
 
 class Trainer:
-    """Trains a learner's networks on its datasets, until the end or a stop request."""
+    """Trains the networks of a learner until the end of the run or a stop request.
+
+    Args:
+        learner: the model to train.
+        settings: of the run; `run_dir` is set.
+        world: this rank and the others.
+        request: records a signal that asks the run to stop.
+    """
 
     def __init__(
         self, learner: Learner, settings: Settings, world: World, request: StopRequest
@@ -89,7 +96,7 @@ class Trainer:
         self.position = self.checkpointing.position
 
     def train(self, trackers: list[str]) -> int:
-        """Train until the end or a signal; return the exit code of the process."""
+        """Train until the end of the run or a signal; return the exit code of the process."""
         settings, world, checkpointing = self.settings, self.world, self.checkpointing
         log_start(settings, world, self.loader, self.samples_per_step)
         if settings.resume != "never" and (end := world.on_main(self._finished_step)):
@@ -132,12 +139,13 @@ class Trainer:
         return code
 
     def _finished_step(self) -> int:
-        """Return the step of summary.json if it is the end by these settings, else 0.
+        """Return the step in summary.json if the run ends there with these settings, else 0.
 
-        Its checkpoint may have been removed. A longer run has the summary of an earlier end.
+        The checkpoint of that step may have been removed. If the settings now ask for more steps,
+        summary.json is that of the earlier end.
 
         Raises:
-            UsageError: the run should go on, but has no checkpoint.
+            UsageError: these settings ask for more steps, but the run has no checkpoint.
         """
         kinds = dict.fromkeys(("epochs", "global_step", "validations_since_best"), int)
         try:
@@ -157,7 +165,7 @@ class Trainer:
         return 0
 
     def _train_epoch(self) -> bool:
-        """Train to the end of the epoch; return False if a signal stopped the run first."""
+        """Train to the end of the epoch; return False if a signal stopped the run before."""
         position, settings = self.position, self.settings
         left = settings.max_steps and settings.max_steps - position.step + position.epoch_steps
         ends = (self.loader.samples and self.loader.samples // self.samples_per_step, left)
@@ -167,19 +175,19 @@ class Trainer:
         totals = StepTotals(self.world, self.request, position.step, self.loader.uneven)
         loaded = next(steps)
         totals.begin(position.step, *self.loader.sizes(loaded))
-        stopping, samples = False, 1  # 0 samples: the epoch is over
+        stopping, samples = False, 1  # 0 samples would mean that the epoch is over
         while not position.is_end(settings):
             stopping, samples, weight = totals.result()
             if stopping or samples == 0:
                 break
-            # After the totals, so that a signal does not wait for a validation.
+            # After the check for a signal, so that a stop does not wait for a validation.
             if is_due(settings.validate_every, position.step):
                 self.validate()
                 if position.is_end(settings):
                     break
             if self.profiler:
                 self.profiler.step()
-            # The totals of the next step are summed while this step is computed.
+            # The all-reduce of the next step's totals runs while this step is computed.
             following = next(steps)
             totals.begin(position.step, *self.loader.sizes(following))
             self.train_step(loaded, samples, weight)
@@ -193,11 +201,11 @@ class Trainer:
             due = any(is_due(every, position.step) for every in intervals)
             if due and not position.is_end(settings):
                 self.save()
-        totals.result()  # after the last step, too: no all-reduce may stay pending
+        totals.result()  # no all-reduce may stay pending after the last step
         bar.close()
         last = position.is_end(settings) or (samples == 0 and position.epoch + 1 >= settings.epochs)
         if last and not stopping and position.step % settings.log_every:
-            self._log_step()  # the steps since the last line
+            self._log_step()  # for the steps since the last line of the log
         if stopping:
             self._stop()
         elif samples == 0:
@@ -205,7 +213,13 @@ class Trainer:
         return not stopping
 
     def train_step(self, loaded: list[Loaded], samples: int, weight: int) -> None:
-        """Take a step with this rank's batches; samples and weight are those of all ranks."""
+        """Take an optimizer step.
+
+        Args:
+            loaded: this rank's batches for the step.
+            samples: number of samples in the step, over all ranks.
+            weight: sum of `batch_weight`, over all ranks.
+        """
         settings, position = self.settings, self.position
         factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
         self.networks.set_learning_rates(factor)
@@ -222,7 +236,7 @@ class Trainer:
         return self.evaluator.predict(getattr(self.datasets, split), samples)
 
     def progress(self) -> float:
-        """Return how much of the training is done, from 0 to 1."""
+        """Return the share of the training that is done, from 0 to 1."""
         return self.position.progress(self.settings, self.loader.samples, self.samples_per_step)
 
     def _log_step(self) -> None:
@@ -238,7 +252,7 @@ class Trainer:
             self.logger.histograms(self.position.step + 1, parameters)
 
     def _end_epoch(self) -> None:
-        """Validate if it is due, begin the next epoch, and save."""
+        """Validate if a validation is due, begin the next epoch, and save."""
         position = self.position
         if position.step == 0:
             raise UsageError("the training set has no samples: is data_dir the right folder?")
@@ -252,7 +266,7 @@ class Trainer:
             self.save()
 
     def save(self, best: bool = False) -> None:
-        """Save a checkpoint in the background; every rank calls this."""
+        """Save a checkpoint in the background. Every rank calls this method."""
         path = self.checkpointing.checkpoints.path(self.position.step)
         self.hooks.checkpoint(path, best)
         self.checkpointing.save(self.logger.line_count, self.logger.flush, best)
@@ -262,14 +276,14 @@ class Trainer:
     def validate(self) -> None:
         """Evaluate on the validation set and save, unless this was done at this step already.
 
-        Every rank calls this.
+        Every rank calls this method.
         """
         if self.position.validated_step != self.position.step:
             self._record(self._evaluate())
 
     def _evaluate(self) -> dict[str, float]:
         """Return the metrics of the validation set."""
-        # A signal during a long validation then costs no more than the validation.
+        # Save first, so that a kill during a long validation does not lose the steps before it.
         self.save()
         with CLOCK.during("validation"):
             self.hooks.call("on_evaluation_start", "validation")
@@ -279,7 +293,7 @@ class Trainer:
         return found.metrics
 
     def _record(self, metrics: dict[str, float]) -> None:
-        """Log the metrics of a validation, note whether they are the best, and save."""
+        """Log the metrics of a validation, decide whether they are the best, and save."""
         position, (name, direction) = self.position, self.learner.best
         self.checkpointing.check_finite(f"{name} is", metrics[name])
         best = position.judge(metrics[name], direction)
@@ -296,7 +310,7 @@ class Trainer:
     # -- the end of a run -------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Save after a signal; every rank calls this."""
+        """Save and close the run after a signal. Every rank calls this method."""
         CLOCK.switch("ending")
         self.save()
         self.checkpointing.check_saved("stopped")
@@ -313,9 +327,10 @@ class Trainer:
         self.hooks.end("preempted")
 
     def finish(self) -> int:
-        """Evaluate on the test set, and write summary.json and figures; every rank calls this.
+        """Evaluate on the test set, and write summary.json and the figures.
 
-        Return the exit code: 1 on rank 0 if figures or the registry failed, but 0 in a sweep.
+        Every rank calls this method. Returns the exit code: 0, or 1 on rank 0 if a hook, a figure
+        or the model registry failed. In a sweep it is 0 then too, because the trial has its result.
         """
         step = self.position.step
         CLOCK.switch("ending")
@@ -332,7 +347,7 @@ class Trainer:
             self._register()
             self.hooks.call("on_end", "finished", None)
         except Exception as error:
-            if not self.world.is_main:  # only rank 0 writes them
+            if not self.world.is_main:  # rank 0 reports the error and returns its exit code
                 return 0
             unknown = not isinstance(error, UsageError)
             log.error("the run is finished, but not all was written: %s", error, exc_info=unknown)
@@ -340,7 +355,7 @@ class Trainer:
         return 0
 
     def summary(self, test: Evaluation) -> dict[str, Any]:
-        """Return the content of summary.json; every rank calls this."""
+        """Return the content of summary.json. Every rank calls this method."""
         position, world, meter = self.position, self.world, self.meter
         meter.gather(world)
         return {
@@ -361,7 +376,7 @@ class Trainer:
         }
 
     def _draw(self, test: Evaluation) -> None:
-        """Draw and write the figures of figures.py; every rank calls this."""
+        """Draw the figures of figures.py and log them. Every rank calls this method."""
         first = self.predict("test", self.settings.test_batch_size)
         if self.world.is_main:
             from . import figures
@@ -371,7 +386,7 @@ class Trainer:
                 self.logger.log_image(f"test/{name}", figure)
 
     def _register(self) -> None:
-        """Add the best network to the registry of models, if `register_model` names one."""
+        """Add the best network to the trackers' model registry if `register_model` is set."""
         name = self.settings.register_model
         if name and self.world.is_main:
             best = self.learner.load(self.checkpointing.run_dir, self.settings)

@@ -1,4 +1,4 @@
-"""From an image as it is stored to pixels: decoded, cut out, resized."""
+"""Turns stored images into pixels: decodes, crops and resizes them."""
 
 import io
 import math
@@ -13,16 +13,16 @@ from .engine import UsageError
 from .files import Sample
 
 Part = tuple[float, float, float, float]
-"""Left, top, right and bottom, as shares of an image's width and height."""
+"""Left, top, right and bottom of a crop, as shares of the image's width and height."""
 
 
 def augment(sample: Sample, size: int, least: float) -> Tensor:
-    """Return a random part of an image, mirrored half of the time: uint8 (size, size, 3).
+    """Return a random crop of an image, mirrored with probability 0.5: uint8 (size, size, 3).
 
     Args:
-        sample: the image.
-        size: pixels of an edge.
-        least: smallest share of the image's area.
+        sample: the stored image.
+        size: height and width of the result, in pixels.
+        least: smallest share of the image's area that the crop has.
     """
     image = opened(sample)
     pixels = resized(sample, image, random_part(image.width, image.height, least), size)
@@ -30,9 +30,10 @@ def augment(sample: Sample, size: int, least: float) -> Tensor:
 
 
 def random_part(width: int, height: int, least: float) -> Part:
-    """Return a part with a random share of an image's area, and sides of about the same length.
+    """Return a crop with a random share of an image's area, between `least` and 1.
 
-    After Szegedy et al. 2015, section 6; a side that would be too long is as long as the image's.
+    The ratio of its sides is between 3/4 and 4/3, as in Szegedy et al. 2015, section 6. A side that
+    would be longer than the image's is cut to that length.
     """
     share = random.uniform(least, 1)
     shape = height / width * random.uniform(3 / 4, 4 / 3)
@@ -42,7 +43,10 @@ def random_part(width: int, height: int, least: float) -> Part:
 
 
 def center(sample: Sample, size: int) -> Tensor:
-    """Return the middle of an image, seven eighths of its shorter side: uint8 (size, size, 3)."""
+    """Return a square crop from the middle of an image: uint8 (size, size, 3).
+
+    Its side is seven eighths of the image's shorter side.
+    """
     image = opened(sample)
     side = min(image.size) * 7 / 8
     width, height = side / image.width, side / image.height
@@ -51,10 +55,10 @@ def center(sample: Sample, size: int) -> Tensor:
 
 
 def opened(sample: Sample) -> Image.Image:
-    """Return an image whose size is known, but which is not decoded yet.
+    """Return an image with its size read but its pixels not decoded yet.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the content is not an image.
     """
     try:
         return Image.open(io.BytesIO(sample.content))
@@ -63,13 +67,13 @@ def opened(sample: Sample) -> Image.Image:
 
 
 def resized(sample: Sample, image: Image.Image, part: Part, size: int) -> Tensor:
-    """Return the pixels of a part of an image, uint8 (size, size, 3).
+    """Return the pixels of a crop of an image, resized: uint8 (size, size, 3).
 
     Raises:
         UsageError: the image is damaged.
     """
     left, top, right, bottom = part
-    # Of a JPEG far larger than needed, only a half, a quarter or an eighth is decoded.
+    # A JPEG that is much larger than needed is decoded at a half, a quarter or an eighth of it.
     image.draft("RGB", (math.ceil(size / (right - left)), math.ceil(size / (bottom - top))))
     width, height = image.size
     box = (left * width, top * height, right * width, bottom * height)
