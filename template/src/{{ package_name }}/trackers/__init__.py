@@ -1,6 +1,7 @@
-"""Experiment trackers behind one interface; one module for each, imported only when used.
+"""Experiment trackers with one interface. Each has a module, which is imported only if it is used.
 
-To add one, put a module here whose class `Tracker` is a `Backend`, and name it in `trackers`.
+To add a tracker, put a module here with a class `Tracker` that subclasses `Backend`, and add its
+name to the setting `trackers`.
 """
 
 import pkgutil
@@ -20,86 +21,91 @@ if TYPE_CHECKING:
     from torch import nn
 
 History = dict[str, dict[int, float]]
-"""For each metric its values, by step."""
+"""The values of each metric by step."""
 
 
 class Backend:
-    """A run in one tracker. A method that a tracker does not implement does nothing.
+    """A run in one tracker. A method that a subclass does not override does nothing.
 
-    All calls come from one thread, the backend's own (dispatch.py). Slurm's signals are blocked in
-    it and in the processes that it starts. After a failure, the backend is off for the rest of the
-    attempt.
+    All calls come from one thread, which the backend has for itself (dispatch.py). Slurm's signals
+    are blocked in this thread and in the processes that it starts. After a failure, the backend is
+    off for the rest of the attempt.
 
     Attributes:
-        run_id: what the backend calls the run.
+        run_id: the tracker's id of the run.
     """
 
     run_id: str
 
     def __init__(self, run: Run) -> None:
-        """Start the run, or continue the one that `run.run_id` names."""
+        """Start a new run, or continue the run with the id `run.run_id`."""
         raise NotImplementedError
 
     def history(self) -> History:
-        """Return the metrics that the run has and keeps, and with any value its pictures and so on.
+        """Return what the tracker has of a run that is continued; this is not logged again.
 
-        Called once, after the start of a run that is continued: these are not logged again. A
-        backend that replaces or hides what came after `run.resume_step` leaves that out.
+        It is called once, after the start. Pictures, histograms and tables are included by their
+        names and steps, with any value. A backend that replaces or hides what was logged after
+        `run.resume_step` leaves this out.
         """
         return {}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Record numbers of a step; time is when they were measured, in seconds since 1970."""
+        """Record the metrics of a step, which were measured at `time`, in seconds since 1970."""
         raise NotImplementedError
 
     def log_image(self, name: str, image: "np.ndarray", step: int) -> None:
         """Record a picture: uint8, of shape (height, width, 3)."""
 
     def log_histogram(self, name: str, values: "np.ndarray", step: int) -> None:
-        """Record how values are distributed: float, of shape (number of values,)."""
+        """Record a histogram of values: float, of shape (number of values,)."""
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Record a text, such as the log; a later text of the same name replaces it."""
+        """Record a text, such as the log. A later text with the same name replaces it."""
 
     def log_table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
     ) -> None:
-        """Record a table; the default is a text, as CSV."""
+        """Record a table. The default records it as a text in CSV format."""
         self.log_text(name, as_csv(columns, rows), step)
 
     def log_model(
         self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int
     ) -> None:
-        """Put a network into the registry of models.
+        """Put a network into the tracker's model registry.
 
         Args:
-            network: in evaluation mode, on the CPU.
-            example: the arguments of its forward, on the CPU.
-            name: of the model in the registry.
+            network: the network, in evaluation mode and on the CPU.
+            example: arguments of its `forward`, on the CPU.
+            name: name of the model in the registry.
+            step: the training step of the network.
         """
 
     def flush(self) -> None:
-        """Save everything logged so far; called at each checkpoint."""
+        """Write everything that was logged so far. It is called at each checkpoint."""
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Close the run; error is the line that says why it failed."""
+        """Close the run. `error` is a line that says why it failed, or None."""
 
 
 def available() -> list[str]:
-    """Return the names of the trackers that this project has."""
+    """Return the names of the trackers in this project."""
     return sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"dispatch"})
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of a tracker, whose `Tracker` is its `Backend`."""
+    """Return the module of a tracker. Its class `Tracker` subclasses `Backend`."""
     return import_module(f".{name}", __package__)
 
 
 def select(names: Sequence[str]) -> list[str]:
-    """Return the trackers to use, and import them on rank 0; `none` silences all.
+    """Return the trackers to use, without repetitions, and import their modules on rank 0.
+
+    Args:
+        names: the setting `trackers`; `none` alone means no tracker.
 
     Raises:
-        UsageError: a name that this project has no tracker for.
+        UsageError: the project has no tracker with one of these names.
     """
     if list(names) == ["none"]:
         return []
@@ -110,8 +116,9 @@ def select(names: Sequence[str]) -> list[str]:
                 "give names with spaces between, or 'none' alone, for no tracker"
             )
     for name in names if is_rank_0() else ():
-        # Their packages may add environment variables. Once other threads read the environment,
-        # that can crash the process. A failure is reported when the tracker starts.
+        # Import them before other threads start: their packages may set environment variables,
+        # which can crash the process while another thread reads the environment. A failed import
+        # is reported when the tracker starts.
         with suppress(Exception):
             load(name)
     return list(dict.fromkeys(names))

@@ -1,11 +1,12 @@
 """Aim: a repository for each experiment, or the server that AIM_REPO names (aim://HOST:PORT).
 
-A repository has a RocksDB for each run, which only the run's own process writes, and one SQLite for
-names, experiments and tags, which all runs of the experiment share. Both need working POSIX locks:
-on a file system without them (Lustre mounted without `flock`, old NFS) Aim can't open a repository.
-Where locks exist but can't be relied on, the lock file below keeps runs that start at once apart;
-not covered is what people do to a repository meanwhile, in Aim's UI or with its commands. A server
-(`aim server`, on one machine, the repository on its local disk) has none of these limits.
+A repository has a RocksDB database for each run, which only the run's own process writes, and one
+SQLite database for names, experiments and tags, which all runs of the experiment share. Both need
+POSIX locks: on a file system without them (Lustre mounted without `flock`, old NFS), Aim can't open
+a repository. On a file system whose locks are not reliable, the lock file below separates runs that
+start at the same time. It does not protect against changes that people make in Aim's UI or with its
+commands meanwhile. A server (`aim server`, with the repository on its local disk) has none of these
+limits.
 """
 
 import json
@@ -31,28 +32,29 @@ from ..engine.run.status import SILENCE_LIMIT, Status
 from . import Backend, History, Run
 
 logging.getLogger("aim").setLevel(logging.WARNING)
-# Aim would log at each resume that it takes over the lock of the last attempt.
+# At each resume, Aim would log that it takes over the lock of the last attempt.
 logging.getLogger("aim.sdk.lock_manager").setLevel(logging.ERROR)
-# Aim also closes a run, and waits, when it is garbage-collected: keep it until finish().
+# Aim closes a run and waits when the run is garbage-collected. A reference here prevents this.
 _open: "set[aim.Run]" = set()
 
 STATE = (
     "Aim had its last release in May 2025, and a query may run code as the owner of its server "
     "(CVE-2025-51464, CVE-2025-5321): let 'monitor' start its pages and its server"
 )
-STALE_SECONDS = 120  # after which a lock file belongs to a dead process of another machine
+STALE_SECONDS = 120  # an older lock file of another machine belongs to a dead process
 
 
 class Tracker(Backend):
-    """A run in Aim; a step that is logged again replaces the first.
+    """A run in Aim. A step that is logged again replaces its earlier values.
 
-    Attributes of the run, for Aim's search: `run.settings.lr`, `run.provenance.git.commit`,
-    `run.status`, `run.error`, `run.directory`. The page "Logs" has the log.
+    Aim's search knows these attributes of a run: `run.settings.lr` and other settings,
+    `run.provenance.git.commit`, `run.status`, `run.error`, `run.directory`. The page "Logs" has
+    the log.
     """
 
     def __init__(self, run: Run) -> None:
         repo = opened(run)
-        # A run that was deleted, or is in another repository, starts as a new one.
+        # If the run was deleted or is in another repository, a new one is started.
         known = run.run_id if run.run_id and repo.run_exists(run.run_id) else None
         shared = None if known or repo.is_remote_repo else Path(repo.path)
         with alone(shared) if shared else nullcontext():
@@ -61,7 +63,7 @@ class Tracker(Backend):
                 force_resume=known is not None,
                 repo=repo,
                 experiment=None if known else run.experiment,
-                # These would store the output and the environment, which may hold secrets.
+                # These would store the output and the environment, which may contain secrets.
                 log_system_params=False,
                 capture_terminal_logs=False,
                 system_tracking_interval=None,
@@ -74,7 +76,7 @@ class Tracker(Backend):
         self.run_id = self.run.hash
         self.resume_step = run.resume_step
         self.last, self.longest = clock.time(), 0.0
-        # As separate attributes, packages would each be a column of Aim's table.
+        # One attribute for all packages: otherwise each would be a column of Aim's table.
         packages = [f"{name}=={v}" for name, v in run.provenance.get("packages", {}).items()]
         attributes = {
             "settings": run.settings,
@@ -87,7 +89,7 @@ class Tracker(Backend):
             self.run[name] = json.loads(json.dumps(value, default=str))
 
     def history(self) -> History:
-        """Return the metrics of earlier attempts; delete those after the step to resume from."""
+        """Return what earlier attempts logged; delete what is after the step to resume from."""
         held: History = {}
         for context, traces in _summaries(self.run).get("traces", {}).items():
             for name, trace in traces.items():
@@ -96,7 +98,8 @@ class Tracker(Backend):
                 series = _metrics(self.run).subtree((context, name))
                 values = dict(series.subtree("val").items())
                 steps = dict(series.subtree("step").items())
-                # A kill can leave one of the two, and Aim would pair it with another step.
+                # After a kill, one of the two may be missing. Aim would pair the other one with a
+                # wrong step.
                 for key in values.keys() ^ steps.keys():
                     for part in ("val", "step", "epoch", "time"):
                         del series[part, key]
@@ -110,7 +113,7 @@ class Tracker(Backend):
         return held
 
     def _correct(self, context: int, name: str, values: dict[int, float]) -> None:
-        """Update the summary that Aim keeps of a metric."""
+        """Correct the summary that Aim stores of a metric."""
         known = _known(self.run)[context, name]
         known.count = max(values, default=-1) + 1
         known.min = min(values.values(), default=float("inf"))
@@ -136,14 +139,14 @@ class Tracker(Backend):
         self.run.track(aim.Image(image), name=name, step=step)
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
-        """Record how the finite values are distributed."""
+        """Record a histogram of the finite values."""
         counts, edges = binned(values)
         if counts.any():
             histogram = aim.Distribution(hist=counts, bin_range=(edges[0], edges[-1]))
             self.run.track(histogram, name=name, step=step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Record the log line by line, for Aim's page of logs, and other texts as a whole."""
+        """Record the log line by line, for Aim's page "Logs", and any other text as a whole."""
         if name != "log":
             self.run.track(aim.Text(text), name=name, step=step)
             return
@@ -151,8 +154,8 @@ class Tracker(Backend):
             self.run.track(LogLine(line), name="logs", step=number)
 
     def flush(self) -> None:
-        """Wait until a server has everything; a local repository needs no wait."""
-        with suppress(ConnectionError):  # the server may be back before the end
+        """Wait until a server has received everything. A local repository needs no wait."""
+        with suppress(ConnectionError):  # the server may work again before the end of the run
             self._wait_for_server()
 
     def _wait_for_server(self) -> None:
@@ -165,7 +168,7 @@ class Tracker(Backend):
             client.get_queue().wait_for_finish()
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Record how the run ended, also for Aim's watcher, and close it."""
+        """Record how the run ended, for Aim's watcher too, and close the run."""
         self._wait_for_server()
         self.run["status"] = status
         self.run["error"] = error
@@ -182,7 +185,7 @@ class Tracker(Backend):
 
 
 def opened(run: Run) -> aim.Repo:
-    """Return the repository of AIM_REPO, a folder or a server; the default is the experiment's.
+    """Return the repository that AIM_REPO names (a folder or a server), or the experiment's own.
 
     Raises:
         RuntimeError: the server does not answer.
@@ -199,8 +202,8 @@ def opened(run: Run) -> aim.Repo:
 def repository(root: Path) -> str:
     """Return the folder with Aim's repository; create the repository if it does not exist.
 
-    It is created elsewhere and then moved into place: several jobs may start at once, and none
-    must see an incomplete repository.
+    A new repository is created in another place and then moved. Several jobs may start at the same
+    time, and none of them may see an incomplete repository.
     """
     if not (root / ".aim").exists():
         root.mkdir(parents=True, exist_ok=True)
@@ -213,15 +216,16 @@ def repository(root: Path) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time start a run in a repository.
+    """Let only one process at a time start a run in a repository.
 
-    The lock is a file that only one process can create, on shared file systems too. If its owner
-    died on this machine, `filelock` removes the file; on another machine, its age decides.
+    The lock is a file that only one process can create, even on shared file systems. If its owner
+    died on this machine, `filelock` removes the file. If it died on another machine, the file is
+    removed after STALE_SECONDS.
     """
     ours = folder / "new_run.lock"
     lock = SoftFileLock(ours)
     while not lock.is_locked:
-        # A process that owned Aim's own lock, which is also a file, owned ours too.
+        # Aim's own lock is a file too. Its owner also owned ours, so both may be stale.
         for path in (ours, folder / "locks" / "structured_db_lock"):
             with suppress(OSError):
                 if clock.time() - path.stat().st_mtime > STALE_SECONDS:
@@ -234,25 +238,26 @@ def alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-# What follows uses names that Aim does not document. Its version is pinned, and a test says which
-# version lacks one of them.
+# The code below uses names that Aim does not document. Aim's version is pinned, and a test fails if
+# a version lacks one of these names.
 
-# At exit Aim closes open runs, and waits forever if its server is down. finish() closes them.
+# Do not let Aim close open runs at exit: it would wait forever if its server is down. `finish`
+# closes them.
 AutoClean._registered_with_atexit = True
 
 
 def _track(run: aim.Run, numbers: dict[str, float], time: float, step: int) -> None:
-    """Record numbers with their time; run.track() records that of the call."""
+    """Record numbers with the time of measurement; `run.track` records the time of the call."""
     run._tracker._track(numbers, time, step=step)
 
 
 def _known(run: aim.Run) -> dict[tuple[int, str], Any]:
-    """Return what a run that is open knows of its metrics, by context and name."""
+    """Return what an open run stores in memory about its metrics, by context and name."""
     return run._tracker.sequence_infos
 
 
 def _summaries(run: aim.Run) -> TreeView:
-    """Return what the repository has about the metrics of a run."""
+    """Return the summaries that the repository has of a run's metrics."""
     return run.meta_run_tree
 
 
@@ -262,5 +267,5 @@ def _metrics(run: aim.Run) -> TreeView:
 
 
 def _client(run: aim.Run) -> Any:  # noqa: ANN401 - a class that Aim does not document
-    """Return the connection to a server, None for a local repository."""
+    """Return the connection to a server, or None for a local repository."""
     return run.repo._client

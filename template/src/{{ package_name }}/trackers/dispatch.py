@@ -1,4 +1,4 @@
-"""All chosen trackers as one. Each has its own thread, so that none can delay the training."""
+"""Sends logs to all chosen trackers. Each has its own thread, so that none delays the training."""
 
 import json
 import logging
@@ -23,21 +23,22 @@ from . import Run, load
 
 log = logging.getLogger(__name__)
 
-# How long the end of a run waits for all trackers together; a job that is stopped has less time.
+# The time limit for all trackers together at the end of a run. A stopped job has less time.
 FINISH_SECONDS = {"finished": 60, "failed": 60, "preempted": 20}
-MEDIA = ("log_image", "log_histogram", "log_table")  # they begin with a name and end with a step
+MEDIA = ("log_image", "log_histogram", "log_table")  # first argument: a name; last: a step
 _ids_lock = threading.Lock()
 
 
 class Trackers:
-    """All chosen trackers as one. Without any, every call does nothing.
+    """Passes each call to all chosen trackers. Without trackers, a call does nothing.
 
-    Calls return at once; only `finish` waits, for a limited time. A tracker that fails is off for
-    the rest of the attempt. metrics.jsonl has every number, and `sync` sends what a tracker missed.
+    A call returns at once. Only `finish` waits, for a limited time. A tracker that fails is off for
+    the rest of the attempt. metrics.jsonl has every number, so that the command `sync` can send
+    what a tracker missed.
 
     Args:
-        names: as `select` returned them.
-        run: what to tell them; its `run_id` is replaced by each tracker's own.
+        names: the trackers, from `select`.
+        run: the run. Each tracker gets its own `run_id` instead of the one in it.
         earlier: lines of metrics.jsonl up to the step that this attempt resumes from.
     """
 
@@ -54,7 +55,7 @@ class Trackers:
             thread.start()
 
     def call(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - what the method takes
-        """Call a method of all trackers, by its name in `Backend`, soon."""
+        """Let all trackers call a method of `Backend` soon, in their own threads."""
         for thread in self.threads:
             if not thread.off:
                 thread.calls.put((method, arguments))
@@ -62,7 +63,7 @@ class Trackers:
     def finish(
         self, status: Status, error: str | None = None, seconds: float | None = None
     ) -> list[str]:
-        """Close the run in all trackers within some seconds; return those that are off."""
+        """Close the run in all trackers, with a time limit; return the trackers that are off."""
         self.call("finish", status, error)
         seconds = seconds or FINISH_SECONDS[status]
         deadline = time.monotonic() + seconds
@@ -78,12 +79,17 @@ def send(
 ) -> list[str]:
     """Send trackers what they lack of a run that does not train now; return those that failed.
 
-    `further` is a line like those of its metrics.jsonl. Raises OSError or ValueError if a file of
-    the run can't be read.
+    Args:
+        names: the trackers.
+        settings: settings of the run, with its `run_dir`.
+        further: one more line of metrics to send, in the format of metrics.jsonl.
+
+    Raises:
+        OSError, ValueError: a file of the run can't be read.
     """
     from ..engine.run.logging_setup import read_log
 
-    # The files are read before a tracker starts.
+    # Read all files before a tracker starts, so that a damaged file stops this first.
     folder = Path(str(settings.run_dir))
     facts = read_object(folder / "provenance.json", {})
     state = read_object(folder / "status.json", KINDS)
@@ -94,19 +100,19 @@ def send(
     last = max((line["step"] for line in lines), default=0)
     trackers = Trackers(names, describe_run(settings, facts, last), lines)
     trackers.call("log_text", "log", text, last)
-    # A run that still has the status running was killed.
+    # If the status is still "running", the run was killed.
     status = state.get("status", "running")
     ending: Status = "failed" if status == "running" else status
     return trackers.finish(ending, state.get("error"), seconds=10**6)
 
 
 def left_behind() -> bool:
-    """Return whether a tracker failed or still hangs: its library may fail or hang at exit."""
+    """Return whether a tracker failed or hangs: its library may then fail or hang at exit."""
     return _TrackerThread.any_off
 
 
 def known_ids(directory: Path) -> dict[str, str]:
-    """Return the ids that trackers gave to a run, by tracker."""
+    """Return the ids that the trackers gave to a run, by tracker."""
     with suppress(FileNotFoundError, ValueError):
         return read_object(directory / "trackers.json", {})
     return {}
@@ -120,7 +126,7 @@ def note_id(directory: Path, tracker: str, run_id: str) -> None:
 
 
 class _TrackerThread(threading.Thread):
-    """One tracker, and the queue of its calls."""
+    """The thread of one tracker, with the queue of its calls."""
 
     any_off = False
 
@@ -130,7 +136,7 @@ class _TrackerThread(threading.Thread):
         self.calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
 
     def switch_off(self, reason: str, fault: str = "") -> None:
-        """Make no more calls, and log why."""
+        """Stop calling the tracker, and log why."""
         if not self.off:
             self.off = _TrackerThread.any_off = True
             command = f"python -m {__package__.partition('.')[0]} sync {self.tracked.directory}"
@@ -138,15 +144,15 @@ class _TrackerThread(threading.Thread):
             log.error("tracker %s %s and is off%s; %s", self.name, reason, fault, remedy)
 
     def run(self) -> None:
-        """Start the tracker and make its calls, until the end or the first failure."""
-        # Processes that it starts inherit this mask: Slurm signals all processes of a rank.
+        """Start the tracker, and make its calls until `finish` or the first failure."""
+        # Slurm signals all processes of a rank. The tracker's processes inherit this mask.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
         failure, method = "could not start", ""
         try:
             backend = load(self.name).Tracker(self.tracked)
             note_id(self.tracked.directory, self.name, backend.run_id)
-            # A run that is continued has some metrics already; only those that it lacks are logged.
+            # If the run is continued, log only what the tracker does not have yet.
             held = backend.history() if self.tracked.run_id else {}
             failure = "failed"
             while not self.off and method != "finish":

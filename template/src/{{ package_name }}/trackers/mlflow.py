@@ -1,4 +1,4 @@
-"""MLflow: a database in the experiment's folder, or the server that MLFLOW_TRACKING_URI names."""
+"""MLflow: a database in the experiment's folder, or the server of MLFLOW_TRACKING_URI."""
 
 import getpass
 import logging
@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-# MLflow sends nothing to its makers, gives up a server that is down within a minute, and logs
-# warnings only. It repeats a request that times out: with a shorter limit, a slow server would
-# start a run twice.
+# With these variables, MLflow sends no telemetry, gives up a server that is down within a minute,
+# and logs only warnings. MLflow repeats a request that times out: with a shorter time limit, a slow
+# server would start a run twice.
 os.environ.update(
     {
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -49,20 +49,20 @@ log = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
-LONGEST = 5000  # characters of a parameter or tag; MLflow takes a few more
-STALE = 60  # seconds after which a lock belongs to a dead process
+LONGEST = 5000  # characters of a parameter or tag; MLflow's own limit is a little higher
+STALE = 60  # seconds; an older lock file belongs to a dead process
 
 
 class Tracker(Backend):
     """A run in MLflow.
 
-    Metrics are sent together, every few seconds, since each call takes milliseconds. A resumed run
-    removes the metrics after its checkpoint from a local database. A server removes nothing: there,
-    the first value of a step stays. MLflow does not support histograms.
+    Metrics are collected and sent every few seconds, since each call takes milliseconds. A resumed
+    run removes the metrics after its checkpoint from a local database. A server can't remove
+    metrics, so there the first value of a step stays. MLflow does not support histograms.
     """
 
-    SECONDS, METRICS = 10, 500  # of waiting, after which metrics are sent
-    MOST = 1000  # metrics that MLflow takes at once
+    SECONDS, METRICS = 10, 500  # metrics are sent after so many seconds or so many metrics
+    MOST = 1000  # MLflow's limit of metrics in one call
 
     def __init__(self, run: Run) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or database(run.store)
@@ -89,7 +89,7 @@ class Tracker(Backend):
         self._describe(run, before)
 
     def _found(self, run_id: str | None) -> "Found | None":
-        """Return a run, None if it was deleted or is on another server."""
+        """Return a run, or None if it was deleted or is on another server."""
         try:
             found = self.client.get_run(run_id) if run_id else None
         except MlflowException as error:
@@ -116,7 +116,7 @@ class Tracker(Backend):
         params = [Param(name, value) for name, value in settings.items() if name not in known]
         tags = _facts(run)
         for name, value in settings.items():
-            # MLflow refuses to change a parameter, so a tag has its new value.
+            # MLflow does not allow a parameter to change, so a tag has the new value.
             if known.get(name, value) != value or f"now.{name}" in said:
                 tags[f"now.{name}"] = value
         self.client.log_batch(
@@ -126,7 +126,7 @@ class Tracker(Backend):
         self.client.log_dict(self.run_id, dict(run.provenance), "provenance.json")
 
     def history(self) -> History:
-        """Return all metrics of the run."""
+        """Return all metrics that the run has."""
         return {
             name: {
                 each.step: each.value for each in self.client.get_metric_history(self.run_id, name)
@@ -135,7 +135,7 @@ class Tracker(Backend):
         }
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Keep the metrics, and send them when enough have waited, or long enough."""
+        """Collect the metrics; send them if they are many or have waited long enough."""
         self.waiting += [
             Metric(name, value, round(time * 1000), step) for name, value in metrics.items()
         ]
@@ -143,7 +143,7 @@ class Tracker(Backend):
             self.flush()
 
     def log_image(self, name: str, image: "np.ndarray", step: int) -> None:
-        """Record a picture, unless an earlier attempt did."""
+        """Record a picture, unless an earlier attempt recorded it."""
         stem = f"images/{name.replace('/', '~')}+step+{step}+"
         there = self.client.list_artifacts(self.run_id, "images")
         if not any(each.path.startswith(stem) for each in there):
@@ -156,7 +156,7 @@ class Tracker(Backend):
     def log_model(
         self, network: "nn.Module", example: tuple[Any, ...], name: str, step: int | None = None
     ) -> None:
-        """Put a network into the registry, as a new version of the model, with its signature."""
+        """Put a network into the model registry, as a new version, with its signature."""
         if len(example) != 1 or isinstance(network, dict):
             log.warning("MLflow's registry takes one network of one input: nothing is registered")
             return
@@ -181,14 +181,14 @@ class Tracker(Backend):
         )
 
     def flush(self) -> None:
-        """Send what is waiting."""
+        """Send the collected metrics."""
         while self.waiting:
             self.client.log_batch(self.run_id, self.waiting[: self.MOST])
             del self.waiting[: self.MOST]
         self.sent = monotonic()
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Send what is waiting, and note how the run ended."""
+        """Send the collected metrics, and record how the run ended."""
         self.flush()
         if error:
             self.client.set_tag(self.run_id, "error", error[:LONGEST])
@@ -214,10 +214,10 @@ class _Careful:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, a file, which works between nodes.
+    """Hold a lock that works across nodes: a file.
 
-    SQLite's own locks do nothing on some shared file systems. A process that dies leaves the file
-    behind; another process removes it after STALE seconds.
+    SQLite's own locks have no effect on some shared file systems. If a process dies, its lock file
+    stays, and another process removes it after STALE seconds.
     """
     lock = SoftFileLock(str(path), timeout=1)
     holder, since = None, monotonic()
@@ -240,13 +240,13 @@ def locked(path: Path) -> Iterator[None]:
 def database(root: Path) -> str:
     """Return the URI of the SQLite file in a folder; create the file if it does not exist.
 
-    It is created elsewhere and then linked into place: several jobs may start at once, and none
-    must see an incomplete file.
+    A new file is created in another place and then linked. Several jobs may start at the same time,
+    and none of them may see an incomplete file.
     """
     file = root.absolute() / "mlflow.db"
     if not file.exists():
         root.mkdir(parents=True, exist_ok=True)
-        # An error of creating the file matters more than one of removing the folder.
+        # Ignore errors of the cleanup: they would hide an error of the file's creation.
         with TemporaryDirectory(dir=root, prefix=".mlflow-", ignore_cleanup_errors=True) as folder:
             fresh = Path(folder, "mlflow.db")
             artifacts = (root.absolute() / "mlartifacts").as_uri()
@@ -257,13 +257,13 @@ def database(root: Path) -> str:
 
 
 def _forget(file: Path, run_id: str, step: int) -> None:
-    """Remove the metrics of a run after a step. MLflow itself has no call for that."""
+    """Remove the metrics of a run after a step. MLflow has no function for this."""
     with closing(sqlite3.connect(file, timeout=20)) as connection, connection:
         for table in ("metrics", "latest_metrics"):
             connection.execute(
                 f"DELETE FROM {table} WHERE run_uuid = ? AND step > ?", (run_id, step)
             )
-        # In SQLite, the other columns are those of the row that has the largest step.
+        # In SQLite, MAX(step) also selects the row that the other columns are taken from.
         connection.execute(
             "INSERT OR IGNORE INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) "
             "SELECT key, value, timestamp, MAX(step), is_nan, run_uuid FROM metrics "
@@ -273,7 +273,7 @@ def _forget(file: Path, run_id: str, step: int) -> None:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return a run's tags, by MLflow's own names if they exist."""
+    """Return a run's tags, with MLflow's own names where these exist."""
     facts = run.provenance
     git, template, slurm = (facts.get(name) or {} for name in ("git", "template", "slurm"))
     tags = {
@@ -289,21 +289,21 @@ def _facts(run: Run) -> dict[str, str]:
         "mlflow.source.name": " ".join(facts.get("command", ())),
         "mlflow.source.type": "JOB" if slurm else "LOCAL",
     }
-    with suppress(KeyError, OSError):  # containers may not know their user
+    with suppress(KeyError, OSError):  # in a container, the user may have no name
         tags["mlflow.user"] = getpass.getuser()
     return {name: str(value)[:LONGEST] for name, value in tags.items() if value not in (None, "")}
 
 
 def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: ANN401 - of any nesting
-    """Save a network with its signature, as a graph that loads without this project's code.
+    """Save a network and its signature as a graph, which loads without this project's code.
 
-    A network that can't be exported as a graph is pickled, with a copy of the code.
+    If the network can't be exported as a graph, it is pickled together with a copy of the code.
     """
     import mlflow.pytorch
     import torch
     from mlflow.models import infer_signature
 
-    if length(example) == 1:  # a graph that is exported from a batch of one takes no other size
+    if length(example) == 1:  # a graph exported with one sample takes only one
         example = map_tensors(lambda tensor: torch.cat([tensor, tensor]), example)
     with torch.no_grad():
         outputs = network(example)
@@ -315,7 +315,7 @@ def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: AN
         signature=infer_signature(inputs, outputs),
         input_example=inputs,
     )
-    # A warning of torch.export that does not matter for a network on the CPU.
+    # This warning of torch.export does not matter for a network on the CPU.
     warnings.filterwarnings("ignore", "No complete tensor found")
     versions = {each.__name__: str(each.__version__) for each in (mlflow, torch)}
     needed = [f"{name}=={version.partition('+')[0]}" for name, version in versions.items()]
@@ -325,5 +325,5 @@ def _save(network: "nn.Module", example: Any, folder: Path) -> None:  # noqa: AN
         reason = without_secrets(str(error) or type(error).__name__).splitlines()[0]
         log.warning("the network can't be exported as a graph, so it is pickled: %s", reason)
         shutil.rmtree(folder, ignore_errors=True)
-        # MLflow finds out the requirements by itself.
+        # Without pip_requirements, MLflow finds out the requirements by itself.
         save(serialization_format="pickle", code_paths=[str(Path(__file__).parents[1])])

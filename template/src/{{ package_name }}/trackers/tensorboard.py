@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder; `tensorboard --logdir runs` shows them."""
+"""TensorBoard: event files in the run folder. `tensorboard --logdir runs` shows them."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ..engine.run.status import Status
 from . import Backend, History, Run
 
-# Its reader logs every file that it opens.
+# TensorBoard's reader logs each file that it opens.
 logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
@@ -22,7 +22,8 @@ class Tracker(Backend):
     def __init__(self, run: Run) -> None:
         self.folder = run.directory / "tensorboard"
         self.run_id = str(self.folder)
-        # Hide what the interrupted run wrote after its last checkpoint: it is written again.
+        # Hide what the interrupted run wrote after its last checkpoint, since these steps are
+        # repeated.
         purge = run.resume_step + 1 if run.run_id else None
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
         self.step = run.resume_step
@@ -32,7 +33,7 @@ class Tracker(Backend):
             self.log_text("provenance", fenced(json.dumps(run.provenance, indent=2)), 0)
 
     def history(self) -> History:
-        """Return the metrics of earlier attempts, without those that are hidden."""
+        """Return what earlier attempts logged, without the hidden part."""
         self.writer.flush()
         everything = {"scalars": 0, "images": 0, "histograms": 0}
         events = EventAccumulator(str(self.folder), size_guidance=everything).Reload()
@@ -67,7 +68,7 @@ class Tracker(Backend):
         self.writer.flush()
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Note how the run ended, and close the file."""
+        """Record how the run ended, and close the file."""
         self.writer.add_text("status", f"{status}: {error}" if error else status, self.step)
         self.writer.close()
 

@@ -1,18 +1,20 @@
 """trackio: files in the experiment's folder `trackio`, or in the folder that TRACKIO_DIR names.
 
-A run writes what trackio's own clients write on network file systems: small files that are never
-changed, in `inbox/`, each process in a folder of its own. trackio's server (`trackio show`, or the
-job of `monitor`) moves them into the experiment's SQLite file, by the identity of each line. So
-runs need no locks, on any file system, and none waits for another. What follows from that:
+A run writes the same files as trackio's own clients on network file systems: small files in
+`inbox/` that never change, with a folder for each process. trackio's server (`trackio show`, or the
+job of `monitor`) moves their lines into the experiment's SQLite file. Each line has an id, so that
+it is stored only once. Runs therefore need no locks on any file system, and no run waits for
+another. The consequences are:
 
 - A page shows what a run logged up to a minute ago. trackio's commands without a server, such as
-  `trackio list`, show what a server has moved.
-- SQLite needs a file system with working locks where the server runs. Only one should run for an
-  experiment; two move everything twice, which changes nothing.
-- Only you can read what your runs wrote, until your server has moved it.
+  `trackio list`, show only what a server has moved.
+- On the server's machine, SQLite needs a file system with working locks. Run only one server for an
+  experiment. Two servers do the same work twice, but the result is the same.
+- Until your server has moved the files of your runs, only you can read them.
 
-Nothing is sent anywhere: trackio.init() would ask Hugging Face for the name of the user, and drop
-numbers that it can't write with no more than a warning. `trackio sync` publishes an experiment.
+Nothing is sent to other machines. This module does not call `trackio.init`, which would ask Hugging
+Face for the user's name, and would only warn if it can't write some numbers. `trackio sync`
+publishes an experiment.
 """
 
 import hashlib
@@ -40,13 +42,13 @@ from . import Backend, History, Run
 
 
 class Tracker(Backend):
-    """A run in trackio. Its project is the experiment; how it ended is in the run's settings.
+    """A run in trackio. The experiment is its project, and its status is in the run's settings.
 
-    trackio deletes nothing: if a resumed run repeats steps, the first values stay. A run that
-    failed is also an alert. Texts, such as the log, are files of the project.
+    trackio deletes nothing: if a resumed run repeats steps, their first values stay. A failed run
+    also gets an alert. Texts, such as the log, are files of the project.
     """
 
-    SECONDS, LINES = 30, 500  # of waiting, after which lines are written
+    SECONDS, LINES = 30, 500  # lines are written after so many seconds or so many lines
 
     def __init__(self, run: Run) -> None:
         self.folder, self.project = storage(run.store), project(run.experiment)
@@ -54,7 +56,7 @@ class Tracker(Backend):
         self.media = self.folder / "media" / self.project
         self.name = run.name
         self.run_id = run.run_id or uuid.uuid4().hex
-        # In the order of time: the settings of the last attempt are those that stay.
+        # Names sort by time, so that the settings of the last attempt replace earlier ones.
         self.writer = fragments.FragmentWriter(f"{self.run_id}-{clock.time_ns()}")
         self.waiting: list[dict[str, Any]] = []
         self.written, self.step = clock.monotonic(), run.resume_step
@@ -70,10 +72,10 @@ class Tracker(Backend):
         }
         self.config = _writable(config)
         self._log({}, self.step, clock.time())
-        self.flush()  # shows the run, and finds out whether the folder can be written
+        self.flush()  # makes the run visible, and checks that the folder can be written
 
     def history(self) -> History:
-        """Return what earlier attempts logged; of a picture and the like, 0."""
+        """Return what earlier attempts logged, with the value 0 for pictures and other media."""
         lines: list[tuple[Any, Any]] = []
         for path in sorted(self.inbox.glob(f"{self.run_id}-*/*.jsonl")):
             with suppress(FileNotFoundError):  # a server has just moved it
@@ -95,7 +97,7 @@ class Tracker(Backend):
         return held
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """Keep the metrics, and write them when enough have waited, or long enough."""
+        """Collect the metrics; write them if they are many or have waited long enough."""
         self._log({name: float(value) for name, value in metrics.items()}, step, time)
 
     def log_image(self, name: str, image: np.ndarray, step: int) -> None:
@@ -107,7 +109,7 @@ class Tracker(Backend):
         self._log({name: {"_type": "trackio.image", "file_path": place, "caption": None}}, step)
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
-        """Record how the finite values are distributed."""
+        """Record a histogram of the finite values."""
         self._log({name: Histogram(np_histogram=binned(values))._to_dict()}, step)
 
     def log_table(
@@ -126,17 +128,17 @@ class Tracker(Backend):
         write_atomically(path, text.encode(errors="replace"))
 
     def flush(self) -> None:
-        """Write what is waiting, with the settings, so that any of the files shows the run."""
+        """Write the collected lines. Each file has the settings, so that it can show the run."""
         if self.waiting:
             self.waiting[0]["config"] = self.config
             try:
                 self.writer.write_local(self.waiting, self.inbox)
-            except TypeError:  # it can't write half a character, or an integer above 64 bits
+            except TypeError:  # a lone surrogate, or an integer of more than 64 bits
                 self.writer.write_local(_writable(self.waiting), self.inbox)
         self.waiting, self.written = [], clock.monotonic()
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Write what is waiting, and how the run ended."""
+        """Write the collected lines, and how the run ended."""
         self.config |= {"status": status, "error": error}
         self._log({}, self.step, clock.time())
         if status == "failed":
@@ -150,7 +152,7 @@ class Tracker(Backend):
         return {"project": self.project, "run": self.name, "run_id": self.run_id}
 
     def _log(self, values: Mapping[str, Any], step: int, time: float | None = None) -> None:
-        """Keep a line; one of the same step and names has the same identity, and stays alone."""
+        """Collect a line. Its id has the step and the names, so a repeated line is stored once."""
         self.step = max(self.step, step)
         names = hashlib.sha256("\0".join(sorted(values)).encode()).hexdigest()[:16]
         line = {"metrics": values, "step": step, "timestamp": _iso(time or clock.time())}
@@ -162,15 +164,15 @@ class Tracker(Backend):
 
 
 def storage(store: Path) -> Path:
-    """Return the folder of an experiment's runs, for the folder that the experiment has."""
+    """Return trackio's folder for an experiment: TRACKIO_DIR, or `trackio` in `store`."""
     return Path(os.environ.get("TRACKIO_DIR") or store / "trackio").absolute()
 
 
 def project(experiment: str) -> str:
-    """Return the project of an experiment: of the same name, if trackio takes it as it is.
+    """Return the name of an experiment's project: the same name, if trackio does not change it.
 
-    trackio drops some characters, so that `a.b` and `ab` would be one project, and refuses some
-    names. Such an experiment gets a name with a hash.
+    trackio removes some characters, so that `a.b` and `ab` would be the same project, and it
+    refuses some names. The project of such an experiment has a hash in its name.
     """
     name = canonical_project_name(experiment)
     with suppress(ValueError):
@@ -178,12 +180,12 @@ def project(experiment: str) -> str:
         if name == experiment:
             return name
     digest = hashlib.sha256(experiment.encode(errors="surrogatepass")).hexdigest()[:12]
-    # It neither begins with `registry-` nor ends with a word that trackio reserves.
+    # This name does not begin with `registry-` or end with a word that trackio reserves.
     return f"{name.replace('-', '_')[:50]}_{digest}"
 
 
 def _writable(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return a value as JSON for trackio: no half characters, no integers above 64 bits."""
+    """Return a value that trackio can write: no lone surrogates, no integers of over 64 bits."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     text = text.encode(errors="replace").decode()
     return json.loads(text, parse_int=_integer)

@@ -1,4 +1,4 @@
-"""Weights & Biases: online if there is a key, else files that `sync` sends later."""
+"""Weights & Biases: online if there is a key; otherwise offline files, which `sync` sends later."""
 
 import json
 import logging
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-# W&B adds it at its start, and reads an empty value as none.
+# W&B adds this variable to the environment later, when other threads may read the environment. So
+# it is added here. W&B treats an empty value as not set.
 os.environ.setdefault("WANDB_SERVICE", "")
 
 import wandb
@@ -25,24 +26,24 @@ from . import Backend, History, Run
 
 log = logging.getLogger(__name__)
 
-SECONDS = 30  # time limit for the server's answer
+SECONDS = 30  # time limit for an answer of the server
 
 
 class Tracker(Backend):
-    """A run of the W&B project that WANDB_PROJECT names; the default is the package's name.
+    """A run in the W&B project that WANDB_PROJECT names. The default is the package's name.
 
-    Offline, each attempt of a run writes its own folder under `RUN_DIR/wandb`; `wandb sync` of all
-    folders joins them. W&B deletes nothing: if a resumed run repeats steps, the first values stay.
-    W&B itself collects system metrics and the output of the job.
+    Offline, each attempt of a run writes its own folder in `RUN_DIR/wandb`, and `wandb sync` with
+    all folders joins them. W&B deletes nothing: if a resumed run repeats steps, their first values
+    stay. W&B itself collects system metrics and the output of the job.
     """
 
     def __init__(self, run: Run) -> None:
         if wandb.run:
-            # W&B's own process may have ended, by a signal of Slurm's to all processes of the job.
+            # W&B's background process may be dead: Slurm signals all processes of a job.
             with suppress(Exception):
                 wandb.teardown()
         self.directory = run.directory
-        # Without these, wandb would ask for a key; most compute nodes have no internet anyway.
+        # Without a key, wandb would ask for one. Most compute nodes have no internet access anyway.
         online = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_SWEEP_ID")
         start = partial(
             wandb.init,
@@ -56,8 +57,8 @@ class Tracker(Backend):
             resume="allow",
             settings=wandb.Settings(
                 init_timeout=SECONDS,
-                quiet=not online,  # else it prints its own advice on how to sync
-                # A killed process loses what it has not written yet; the default is 15 seconds.
+                quiet=not online,  # otherwise wandb prints its own advice on how to sync
+                # In seconds; the default is 15. A killed process loses what it has not written.
                 x_transaction_log_flush_interval=1,
             ),
         )
@@ -66,7 +67,7 @@ class Tracker(Backend):
             log.info("W&B: WANDB_API_KEY is not set, so this run is offline; sync sends it later")
         try:
             self.run = start(mode=mode)
-        except wandb.errors.Error as error:  # out of reach, or no valid key
+        except wandb.errors.Error as error:  # the server can't be reached, or the key is not valid
             log.warning(
                 "W&B can't be used (%s), so this run is offline; 'python -m %s sync %s' sends "
                 "it later",
@@ -76,11 +77,11 @@ class Tracker(Backend):
             )
             self.run = start(mode="offline")
         self.run_id = self.run.id
-        # W&B's own step can't go back to that of a checkpoint.
+        # W&B's own step can't go back to the step of a checkpoint.
         self.run.define_metric("*", step_metric="trainer/step")
 
     def history(self) -> History:
-        """Return what is in the files of earlier attempts; of a picture and the like, 0."""
+        """Return what earlier attempts logged, with the value 0 for pictures and other media."""
         held: History = {}
         for attempt in sorted(self.directory.glob("wandb/*run-*")):
             if attempt.resolve() == Path(self.run.dir).parent.resolve():
@@ -103,7 +104,7 @@ class Tracker(Backend):
         self.run.log({name: wandb.Image(image), "trainer/step": step})
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
-        """Record how the finite values are distributed."""
+        """Record a histogram of the finite values."""
         histogram = wandb.Histogram(np_histogram=binned(values))
         self.run.log({name: histogram, "trainer/step": step})
 
@@ -115,16 +116,16 @@ class Tracker(Backend):
         self.run.log({name: table, "trainer/step": step})
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Keep the text as a file of the run."""
+        """Record a text as a file of the run."""
         path = Path(self.run.dir) / f"{name.replace('/', '-')}.txt"
         path.write_text(text, encoding="utf-8")
         self.run.save(str(path), base_path=self.run.dir, policy="now")
 
     def finish(self, status: Status, error: str | None) -> None:
-        """Close the run; only a finished one counts as a success."""
+        """Close the run. W&B shows it as a success only if it has finished."""
         self.run.summary["status"] = status
         if status == "preempted" and os.environ.get("WANDB_SWEEP_ID"):
-            # Then the sweep starts the trial again.
+            # This lets the sweep start the trial again.
             self.run.mark_preempting()
         if error:
             self.run.summary["error"] = error
@@ -135,7 +136,7 @@ def sync(directory: Path) -> bool:
     """Send the files of all attempts of a run; return False if there are no files.
 
     Raises:
-        UsageError: there is no key, W&B can't be reached, or the run is another user's.
+        UsageError: there is no key, W&B can't be reached, or the run belongs to another user.
     """
     attempts = sorted(str(path) for path in directory.glob("wandb/*run-*") if path.is_dir())
     if not attempts:
@@ -161,7 +162,7 @@ def sync(directory: Path) -> bool:
 
 
 def rows(attempt: Path) -> list[dict]:
-    """Return what an attempt logged, by W&B's own reader; an empty list if that fails."""
+    """Return what an attempt logged, read with W&B's command, or [] if this command fails."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(attempt)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
