@@ -1,19 +1,21 @@
 """The questions as a person answers them: in a terminal of 80 columns."""
 
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-import pexpect
-import pyte
 import pytest
 import yaml
-from renderer import QUESTIONS, TEMPLATE
+from questions import FULL
+from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer
+from terminal import CLEAR, DOWN, END_OF_TEXT, ENTER, TOGGLE_ALL, Terminal, head
 
-COLUMNS, LINES, PATIENCE = 80, 30, 60
-CLEAR, DOWN, ENTER, END_OF_TEXT, TOGGLE_ALL = "\x15", "\x1b[B", "\r", "\x1b\r", "a"
+from scripts.record import ANSWERS, CELL
+
+SVG = "{http://www.w3.org/2000/svg}"
 # A bad answer to each question that has a validator, what is said about it, and a good one.
 TYPED = {
     "project_name": ("a\u200bb", "one line, no invisible characters", "Digits"),
@@ -44,52 +46,6 @@ TYPED = {
     "container_base_image": ("docker://python", "such as python:3.12-slim", "debian:13"),
     "shared_root": ("~/runs", "absolute path such as /scratch/ada", ""),
 }
-
-
-class Terminal:
-    """A terminal in which a command runs.
-
-    Args:
-        command: the program and its arguments.
-    """
-
-    def __init__(self, *command: object) -> None:
-        self.screen = pyte.Screen(COLUMNS, LINES)
-        self.stream = pyte.ByteStream(self.screen)
-        name, *arguments = map(str, command)
-        env = {**os.environ, "TERM": "linux", "LC_ALL": "C.UTF-8"}
-        self.child = pexpect.spawn(
-            name, arguments, env=env, dimensions=(LINES, COLUMNS), timeout=PATIENCE
-        )
-        # The program asks where the cursor is.
-        self.screen.write_process_input = self.child.send
-
-    def type(self, *keys: str) -> None:
-        """Press some keys."""
-        self.child.send("".join(keys))
-
-    def wait_for(self, text: str) -> None:
-        """Wait until a text is on the screen."""
-        while text not in "\n".join(self.screen.display):
-            try:
-                self.stream.feed(self.child.read_nonblocking(4096, timeout=PATIENCE))
-            except (pexpect.EOF, pexpect.TIMEOUT) as error:
-                raise AssertionError("\n".join([text, *self.screen.display])) from error
-
-    def wait_for_message(self, name: str, message: str) -> None:
-        """Wait until all of what a question's validator says is on the screen."""
-        self.wait_for(f"Validation error for question '{name}': {message}")
-
-    def wait_for_end(self) -> None:
-        """Wait until the command has ended well."""
-        said = self.child.read().decode()
-        self.child.close()
-        assert self.child.exitstatus == 0, said[-3000:]
-
-
-def head(name: str) -> str:
-    """Return the beginning of a question."""
-    return QUESTIONS[name]["help"].partition(" {{")[0][:70]
 
 
 def answers_of(project: Path) -> dict[str, Any]:
@@ -178,3 +134,42 @@ def test_a_site_answers_all_but_three_questions(
     given = yaml.safe_load((tmp_path / "site/settings.yml").read_text())["defaults"]
     assert {name: said[name] for name in given} == given
     assert {"partition", "gpus_per_node", "modules"} < set(given)
+
+
+def test_the_recording_shows_what_copier_prints_today(render: Renderer) -> None:
+    """README.md shows it; `python scripts/record.py docs/copy.svg` records it again."""
+    quick = [
+        name
+        for name, question in QUESTIONS.items()
+        if question.get("ask") != FULL and question.get("when") is not False
+    ]
+    assert list(ANSWERS) == quick
+    picture = (TEMPLATE / "docs/copy.svg").read_text("utf-8")
+    shown = lines_of(picture)
+    asked = {line.removeprefix("🎤").strip() for line in shown if line.startswith("🎤")}
+    assert asked == {QUESTIONS[name]["help"] for name in ANSWERS}
+    message = QUESTIONNAIRE["_message_after_copy"].splitlines()
+    assert shown >= {line.strip() for line in message if line and "{" not in line}
+
+    typed = {name: "".join(filter(str.isprintable, keys)) for name, keys in ANSWERS.items()}
+    typed = {name: text for name, text in typed.items() if text.strip()}
+    project = render({**typed, "trackers": ["tensorboard", "wandb"]})
+    options = re.findall("^#SBATCH.*", project["slurm/train_multi_node.sbatch"], re.M)
+    assert {line for line in shown if line.startswith("#SBATCH")} == set(options)
+    names = {path.partition("/")[0] for path in project}
+    assert {name for name in names if name[0] != "."} <= set(" ".join(shown).split())
+    assert len(picture) < 300_000 and not re.search(
+        "<script|/tmp|/home|https?://(?!www.w3)", picture
+    )
+
+
+def lines_of(picture: str) -> set[str]:
+    """Return the lines of text that a recording shows, without the space around them."""
+    lines: dict[tuple[int, str | None], str] = {}
+    for number, window in enumerate(ElementTree.fromstring(picture).iter(f"{SVG}g")):
+        for text in window:
+            place = (number, text.get("y"))
+            before = lines.get(place, "")
+            gap = round(float(text.get("x", 0)) / CELL) - len(before)
+            lines[place] = before + " " * gap + (text.text or "")
+    return {line.strip() for line in lines.values()}
