@@ -1,4 +1,4 @@
-"""What a checkpoint holds, how it is saved in the background, and how a run resumes from it."""
+"""Saves checkpoints in the background, and resumes runs from them."""
 
 import logging
 import math
@@ -32,21 +32,25 @@ log = logging.getLogger(__name__)
 class Checkpointing:
     """Saves everything that a resumed run needs, in the background, and restores it.
 
-    Rank 0 writes the file. With FSDP, all ranks together write the shards before that.
-    Random generators are not saved: they are seeded for each step and each sample.
+    Rank 0 writes the .pt file. With FSDP, all ranks together write the shards before that. The
+    state of random generators is not saved, since they are seeded for each step and each sample.
+
+    Args:
+        step_samples: samples of a step over all ranks.
 
     Attributes:
-        position: where the training is.
-        line_count: lines of metrics.jsonl at the checkpoint, None without one.
-        resumed_from: the checkpoint's step, None without one.
+        position: how far the training is.
+        line_count: the number of lines that metrics.jsonl had at the checkpoint; None if the run
+            did not resume.
+        resumed_from: the step of the checkpoint; None if the run did not resume.
     """
 
     def __init__(
         self, networks: Networks, meter: Meter, settings: Settings, world: World, step_samples: int
     ) -> None:
         self.networks, self.meter, self.settings, self.world = networks, meter, settings, world
-        self.described = settings.as_dict()  # here, since it takes as long as a step
-        self.samples_per_step = step_samples  # of all ranks
+        self.described = settings.as_dict()  # once, since it takes as long as a step
+        self.samples_per_step = step_samples
         self.run_dir = Path(str(settings.run_dir))
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, settings.keep_checkpoints, settings.keep_every)
@@ -59,15 +63,18 @@ class Checkpointing:
         self._resume()
 
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
-        """Copy everything to memory and start to write it; every rank calls this.
+        """Copy the state to CPU memory and start to write it; every rank calls this.
 
-        If the last checkpoint is still being written, wait for it first. If a network has diverged,
-        raise UsageError on every rank.
+        If the last checkpoint is still being written, wait for it first.
 
         Args:
-            line_count: lines of metrics.jsonl by now.
-            before: called in the background before the checkpoint counts; an OSError prevents it.
-            best: whether this is the best checkpoint by now.
+            line_count: the number of lines in metrics.jsonl so far.
+            before: called in the background before the checkpoint is written. If it raises OSError,
+                the checkpoint is not written.
+            best: whether this is the best checkpoint so far.
+
+        Raises:
+            UsageError: on every rank, if a parameter is not finite: the training has diverged.
         """
         with CLOCK.during("checkpoints"):
             self._save(line_count, before, best)
@@ -89,7 +96,7 @@ class Checkpointing:
     def start_writing(
         self, state: dict[str, Any], step: int, best: bool, before: Callable[[], object]
     ) -> None:
-        """Copy a state to memory and write it in the background, as `save` does."""
+        """Copy a state to CPU memory and write it in the background, as `save` does."""
         self.wait()
         parts: dict[str, Tensor] = {}
 
@@ -103,13 +110,13 @@ class Checkpointing:
 
         with torch.no_grad():
             state = each_leaf(copied, state)
-        # At an epoch's end, a step is saved twice, but its shards only once.
+        # At the end of an epoch, a step is saved twice, but its shards only once.
         if parts and self.world.on_main(lambda: self.checkpoints.shard_digests(step)):
             parts = {}
-        group = self.group if parts else None  # not in the thread: all ranks make it now
+        group = self.group if parts else None  # made here, since all ranks make it together
         done = torch.cuda.Event() if self.world.device.type == "cuda" else None
         if done:
-            # The GPU copies before it computes the next step, and only the thread waits for it.
+            # The GPU copies before it computes the next step. Only the thread waits for the copies.
             done.record()
 
         def write() -> bool:
@@ -122,7 +129,8 @@ class Checkpointing:
                 before()
                 if self.world.is_main:
                     self.checkpoints.write(state, step, best, digests)
-            except (OSError, RuntimeError, UsageError) as error:  # torch replaces some OSErrors
+            # torch may raise RuntimeError in place of an OSError.
+            except (OSError, RuntimeError, UsageError) as error:
                 reason = str(error).splitlines()[0]
                 if self.world.is_main:
                     log.error("could not write %s (%s); training goes on", path, reason)
@@ -133,21 +141,21 @@ class Checkpointing:
         self.writing = self.thread.submit(write)
 
     def wait(self) -> bool:
-        """Wait until nothing is being written; return whether the last one was."""
+        """Wait until no checkpoint is being written; return whether the last one was written."""
         return self.writing.result() if self.writing else True
 
     def __enter__(self) -> "Checkpointing":
         return self
 
     def __exit__(self, *_failure: object) -> None:
-        """Wait, also after an error, and leave the process group of the background thread."""
+        """Wait for the last checkpoint, also after an error, and end the background thread."""
         self.wait()
         self.thread.shutdown()
         for name in ("mesh", "group"):
             self.__dict__.pop(name, None)
 
     def check_finite(self, what: str, value: float) -> None:
-        """Raise UsageError for a value that is not finite; it is the same on every rank."""
+        """Raise UsageError if a value, which is the same on every rank, is not finite."""
         if not math.isfinite(value):
             raise UsageError(
                 f"{what} {value} at step {self.position.step}, which is not saved: lower lr, "
@@ -155,7 +163,7 @@ class Checkpointing:
             )
 
     def check_saved(self, what: str) -> None:
-        """Wait for the last save; raise UsageError on every rank if it failed."""
+        """Wait for the last checkpoint; raise UsageError on every rank if it was not written."""
         with CLOCK.during("checkpoints"):
             saved = self.world.broadcast(self.wait())
         if not saved:
@@ -165,7 +173,7 @@ class Checkpointing:
             )
 
     def _copied(self, key_path: tuple, tensor: Any) -> Tensor:  # noqa: ANN401 - or a DTensor
-        """Return a copy on the CPU, in the memory of the last checkpoint's copy."""
+        """Return a copy on the CPU, which reuses the memory of the previous copy."""
         part, copy = local_part(tensor), self.copies.get(key_path)
         if copy is None or copy.shape != part.shape or copy.dtype != part.dtype:
             copy = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda)
@@ -180,7 +188,10 @@ class Checkpointing:
 
     @cached_property
     def mesh(self) -> Any:  # noqa: ANN401 - a DeviceMesh, whose import takes a second
-        """The ranks' CPUs, in the order of FSDP; nothing is sent through it."""
+        """A mesh of CPUs with the same dimensions as FSDP's mesh, for copies of DTensors.
+
+        Nothing is sent through it.
+        """
         from torch.distributed.device_mesh import DeviceMesh
 
         mesh = self.world.mesh
@@ -189,7 +200,7 @@ class Checkpointing:
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
-        """The process group of the background thread alone."""
+        """A process group that only the background thread uses."""
         timeout = timedelta(seconds=self.settings.timeout)
         made: Any = dist.new_group(backend="gloo", timeout=timeout)
         return made
@@ -197,17 +208,18 @@ class Checkpointing:
     def _write_shards(
         self, folder: Path, parts: dict[str, Tensor], group: dist.ProcessGroup
     ) -> list[str]:
-        """Write this rank's parts; return the lines of all ranks' digests."""
+        """Write this rank's parts; return the lines of the digest file for all ranks' parts."""
         from . import shards
 
         if self.world.is_main:
-            # A killed process may have left it. The other ranks write only after rank 0's plan.
+            # A killed process may have left this folder. Other ranks can't be writing to it yet:
+            # they wait for a plan from rank 0.
             remove(folder)
         digests = shards.write(folder, parts, group)
         return [f"{digest}  {folder.stem}/{name}" for name, digest in digests.items()]
 
     def _resume(self) -> None:
-        """Go on from the checkpoint that rank 0 finds, if there is one; every rank loads it."""
+        """Load the checkpoint that rank 0 finds, if there is one, on every rank."""
         path = self.world.on_main(lambda: find_start(self.settings.resume, self.run_dir))
         if path is None:
             if self.networks.not_initialized:
@@ -225,7 +237,7 @@ class Checkpointing:
             self.networks.load_state_dict(state)
             self.position = Position.from_state_dict(state["position"])
             if state["samples_per_step"] != self.samples_per_step:
-                # The number of batches that each rank would have read by now.
+                # The steps that these samples would have taken with the new size of a step.
                 self.position.epoch_steps = self.position.consumed // self.samples_per_step
             self.meter.load_state_dict(state["meter"], self.world)
             if not isinstance(state["line_count"], int | None):

@@ -1,9 +1,9 @@
-"""The files of checkpoints: how they are written, read and checked, and which one is the newest.
+"""Writes, reads, checks and lists the files of checkpoints.
 
-A checkpoint is a file, `step-00000500.pt`, that torch.load reads. With FSDP, the tensors of which
-each rank has a part are in a folder beside it, `step-00000500.shards` (shards.py).
-`step-00000500.sha256` lists the digests of these files, as sha256sum prints them. Two small files,
-`latest` and `best`, name one checkpoint each.
+A checkpoint is a file such as `step-00000500.pt`, which torch.load can read. With FSDP, the sharded
+tensors are in a folder next to it, `step-00000500.shards` (shards.py). `step-00000500.sha256` lists
+the SHA-256 digests of these files in the format of sha256sum. Two small files, `latest` and `best`,
+each contain the name of a checkpoint.
 """
 
 import hashlib
@@ -38,24 +38,27 @@ from .ranks.dtensor import distribute_like
 
 log = logging.getLogger(__name__)
 
-KeyPath = tuple[Any, ...]  # the keys that lead to a value in nested dictionaries and lists
+KeyPath = tuple[Any, ...]  # the keys and indices that lead to a value in a nested state
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})\.pt")
-PARTS = ("networks", "averages", "optimizers", "position", "settings")  # of every checkpoint
-MOST_VALUES = 1_000_000  # in a checkpoint; a tensor counts as one
-IN_SHARDS = "<in the shards>"  # replaces in the file a tensor that is in the folder
+PARTS = ("networks", "averages", "optimizers", "position", "settings")  # every checkpoint has them
+MOST_VALUES = 1_000_000  # allowed in a checkpoint; a tensor counts as one value
+IN_SHARDS = "<in the shards>"  # in the .pt file, stands for a tensor that is in the shards
 
 
 class Checkpoints:
-    """The checkpoints of a run: the `keep` newest, the best, and those of each `keep_every` steps.
+    """The checkpoints of a run. Only rank 0 writes and removes them.
 
-    Only rank 0 changes them.
+    Args:
+        folder: the folder `checkpoints` of the run folder.
+        keep: how many of the newest checkpoints are kept, in addition to the best one.
+        keep_every: if it is not 0, checkpoints of steps that are multiples of it are kept, too.
     """
 
     def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0) -> None:
         self.folder, self.keep, self.keep_every = folder, keep, keep_every
 
     def path(self, step: int) -> Path:
-        """Return the file of a step's checkpoint."""
+        """Return the path of a step's checkpoint."""
         return self.folder / f"step-{step:08}.pt"
 
     def steps(self) -> list[int]:
@@ -70,11 +73,13 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """Return the newest undamaged checkpoint, None if there is none. Log damaged ones.
 
-        Raise UsageError for one that has no digests: it need not be damaged.
+        Raises:
+            UsageError: a checkpoint has no digest file. It need not be damaged, so it must not be
+                skipped.
         """
         tried: set[int] = set()
-        # Listed again each time: a node may see an old listing of a shared folder, whose
-        # checkpoints another node has removed since, and saved newer ones.
+        # List the folder again each time. On a shared file system, a node may see an old listing,
+        # although another node has removed those checkpoints and saved newer ones.
         while left := [step for step in self.steps() if step not in tried]:
             tried.add(left[0])
             path = self.path(left[0])
@@ -102,7 +107,7 @@ class Checkpoints:
         return named if NAME.fullmatch(name) and named.exists() else None
 
     def lasting(self) -> list[Path]:
-        """Return the checkpoints that `keep_every` keeps."""
+        """Return the checkpoints that are kept because of `keep_every`."""
         return [self.path(step) for step in self.steps() if is_due(self.keep_every, step)]
 
     def newer(self, step: int) -> list[Path]:
@@ -112,7 +117,7 @@ class Checkpoints:
         return [x for path in later for kind in kinds if (x := path.with_suffix(kind)).exists()]
 
     def shard_digests(self, step: int) -> list[str]:
-        """Return the lines of the digests of a checkpoint's shards, none if it has none."""
+        """Return the lines of a digest file for the shards; an empty list without shards."""
         path = self.path(step)
         with errors_explained(path):
             lines = digest_lines(path) if path.exists() else []
@@ -121,21 +126,28 @@ class Checkpoints:
     def write(
         self, state: dict[str, Any], step: int, best: bool = False, digests: Sequence[str] = ()
     ) -> None:
-        """Write a checkpoint and let `latest` name it, and `best` if it is; remove old ones.
+        """Write a checkpoint, update `latest` and perhaps `best`, and remove old checkpoints.
 
-        `digests` has the lines of new shards, whose folder is then renamed. Without it, those stay
-        that are in place. If the disk does not take the checkpoint, OSError or RuntimeError is
-        raised, and earlier ones are unchanged.
+        Args:
+            state: the state to save; its sharded tensors are replaced by IN_SHARDS.
+            step: steps taken so far.
+            best: whether this is the best checkpoint.
+            digests: the lines of the digest file for new shards, whose temporary folder is then
+                renamed. If it is empty, the shards of an earlier save of this step stay.
+
+        Raises:
+            OSError, RuntimeError: the disk is full or fails. Earlier checkpoints are unchanged.
         """
         path, shards = self.path(step), self.path(step).with_suffix(".shards")
         self.folder.mkdir(parents=True, exist_ok=True)
-        sync_names(self.folder.parent)  # another rank may have made the folder, for its shards
+        sync_names(self.folder.parent)  # also if another rank made the folder, for its shards
         if digests:
             sync_names(path.with_suffix(".shards.tmp"))
-            remove(shards)  # of a process that was killed
+            remove(shards)  # a killed process may have left them
             os.replace(path.with_suffix(".shards.tmp"), shards)
         lines = [*(digests or self.shard_digests(step))]
-        # A step may be saved twice: until the new file replaces the old one, either counts.
+        # A step may be saved twice. Until the new .pt file replaces the old one, the digest file
+        # lists the digests of both.
         old = [line for line in digest_lines(path) if line.endswith(path.name)]
 
         def content(file: BinaryIO) -> None:
@@ -145,11 +157,11 @@ class Checkpoints:
             write_atomically(path.with_suffix(".sha256"), "\n".join((*lines, *old, "")))
 
         write_atomically(path, content)
-        if old:  # sha256sum would count its line as a failure
+        if old:  # sha256sum would report the old digest as a failure
             write_atomically(path.with_suffix(".sha256"), "\n".join((*lines, "")))
         for pointer in ("latest", "best") if best else ("latest",):
             write_atomically(self.folder / pointer, path.name)
-        # Unfinished files are those of a process that was killed.
+        # Files that end in .tmp are left from a process that was killed.
         kept = {path, self.best(), *map(self.path, self.steps()[: self.keep]), *self.lasting()}
         for each in self.folder.iterdir():
             old_step = each.name.startswith("step-") and each.with_suffix(".pt") not in kept
@@ -158,7 +170,7 @@ class Checkpoints:
 
 
 def digest_lines(path: Path) -> list[str]:
-    """Return the lines in a checkpoint's digest file that name its own files."""
+    """Return the lines in a checkpoint's digest file that name files of this checkpoint."""
     try:
         text = read_bytes(path.with_suffix(".sha256")).decode(errors="replace")
     except FileNotFoundError:
@@ -168,10 +180,13 @@ def digest_lines(path: Path) -> list[str]:
 
 
 def find_fault(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files, None if nothing, or if there are no digests.
+    """Return what is wrong with a checkpoint's files; None if nothing is, or without digests.
 
-    torch.load notices a short file, but not a changed byte. If a file can't be read, UsageError is
-    raised: this is not damage, so the run must not start again.
+    torch.load notices a file that was cut off, but not a changed byte.
+
+    Raises:
+        UsageError: a file can't be read. This is not damage, so an older checkpoint must not be
+            used instead.
     """
 
     def digest_line(name: str) -> str:
@@ -188,7 +203,7 @@ def find_fault(path: Path) -> str | None:
             return f"{path.with_suffix('.sha256').name} does not list it"
         try:
             path.stat()
-            # In threads: Python runs others while one reads or hashes.
+            # Threads help here: reading and hashing release Python's interpreter lock.
             with ThreadPoolExecutor() as pool:
                 wrong = [line[66:] for line in pool.map(digest_line, names) if line not in lines]
         except FileNotFoundError as error:
@@ -198,11 +213,14 @@ def find_fault(path: Path) -> str | None:
 
 @contextmanager
 def errors_explained(path: Path) -> Iterator[None]:
-    """Raise a UsageError for whatever reading a file raises; torch does not document what it is."""
+    """Turn any error in the context, which reads a file, into a UsageError.
+
+    torch does not document which exceptions torch.load raises.
+    """
     try:
         yield
     except ModuleNotFoundError:
-        raise  # a package is missing, whatever the file is
+        raise  # a package is missing, so the file is not the problem
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise UsageError(
@@ -210,15 +228,21 @@ def errors_explained(path: Path) -> Iterator[None]:
                 "nothing was changed: once it can be read, the same command goes on"
             ) from None
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        if isinstance(error, UnpicklingError):  # torch advises here to let the file run code
+        if isinstance(error, UnpicklingError):  # torch's message advises to let the file run code
             reason = "torch.load can't read it with weights_only=True"
         raise UsageError(f"{path} is not a checkpoint: {reason}") from None
 
 
 def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, key_path: KeyPath = ()) -> Any:  # noqa: ANN401
-    """Return nested dictionaries and lists with each value replaced by what a function returns."""
+    """Return nested dictionaries and lists with a function applied to each other value.
+
+    Args:
+        function: takes the key path of a value, and the value; returns the new value.
+        value: the nested dictionaries and lists.
+        key_path: of `value` itself, if it is part of another nesting.
+    """
     if isinstance(value, dict):
-        replaced = copy(value)  # with the attribute of a state_dict for the versions of layers
+        replaced = copy(value)  # keeps the attribute `_metadata` of a state_dict
         for key, each in value.items():
             replaced[key] = each_leaf(function, each, (*key_path, key))
         return replaced
@@ -233,14 +257,19 @@ def part_name(key_path: KeyPath) -> str:
 
 
 def find(source: Path, which: str = "best") -> Path:
-    """Return an undamaged checkpoint: the path itself, or one of a run folder.
+    """Return an undamaged checkpoint.
 
-    `latest` is the newest undamaged one of a folder. So is `best` before the first validation.
-    Raises UsageError if there is none, or if it is damaged.
+    Args:
+        source: a checkpoint, or a run folder.
+        which: the checkpoint of a run folder: "latest" for the newest undamaged one, "best" for
+            the best one. Before the first validation, "best" is the newest one, too.
+
+    Raises:
+        UsageError: there is no checkpoint, or it is damaged.
     """
     own = Checkpoints(source / "checkpoints")
     if source.is_file():
-        # A file of another program may be a link, such as one into a cache.
+        # A file of another program may be a link, for example into a cache of downloads.
         path: Path | None = source if NAME.fullmatch(source.name) else source.resolve()
     else:
         path = (own.best() if which == "best" else None) or own.newest()
@@ -254,8 +283,16 @@ def find(source: Path, which: str = "best") -> Path:
 def find_start(resume: str, run_dir: Path) -> Path | None:
     """Return the checkpoint that a run starts from, None to start from step 0.
 
-    The run folder's own checkpoints come before a path in the setting `resume`: a requeued job goes
-    on where it was.
+    The run folder's own checkpoints come before a path in `resume`, so that a requeued job
+    continues from its last checkpoint.
+
+    Args:
+        resume: the setting.
+        run_dir: the run folder.
+
+    Raises:
+        UsageError: `resume` is "never" but the run folder has checkpoints, or the checkpoint that
+            `resume` names is damaged or missing.
     """
     own = Checkpoints(run_dir / "checkpoints")
     steps = own.steps()
@@ -273,18 +310,22 @@ def find_start(resume: str, run_dir: Path) -> Path | None:
 
 
 def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> dict[str, Any]:
-    """Return the state in a checkpoint and its shards, as `read` and `complete` describe it."""
+    """Return the state in a checkpoint and its shards: `read`, then `complete`."""
     return complete(read(path), path, like)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint's file, without its shards; or in that of a state_dict.
+    """Return the state in a checkpoint's .pt file, without its shards.
 
-    That may be a file of torch.save or of safetensors. No file can run code. Raises UsageError if
-    it is no checkpoint, or can't be read.
+    Args:
+        path: the file. It may also hold the state_dict of a network, written by torch.save or in
+            the format of safetensors. Code in the file can't run.
+
+    Raises:
+        UsageError: the file is not a checkpoint, or can't be read.
     """
     with errors_explained(path):
-        with open_regular(path) as file:  # torch would replace an OSError by an error of its own
+        with open_regular(path) as file:  # torch would replace an OSError by its own error
             if weights.is_safetensors(path, file):
                 state: Any = weights.read(path, MOST_VALUES)
             else:
@@ -305,10 +346,16 @@ def read(path: Path) -> dict[str, Any]:
 def complete(
     state: dict[str, Any], path: Path, like: Callable[..., Tensor | None]
 ) -> dict[str, Any]:
-    """Return a state that `read` returned, or some of it, with its tensors in the shards.
+    """Return a state with the tensors that are in the shards.
 
-    `like` returns for a key path a tensor whose layout over the ranks the tensor there gets; None
-    is for a whole one, on the CPU. Raises UsageError if the shards can't be read.
+    Args:
+        state: the state that `read` returned, or a part of it.
+        path: the checkpoint's .pt file.
+        like: takes the key path of a tensor, and returns a tensor that is distributed over the
+            ranks as this one should be; None for a full tensor on the CPU.
+
+    Raises:
+        UsageError: the shards can't be read.
     """
     layouts: dict[str, Tensor | None] = {}
 

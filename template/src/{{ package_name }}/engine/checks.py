@@ -1,4 +1,4 @@
-"""Checks of what model.py and data.py return, and that all ranks have the same settings."""
+"""Checks the return values of model.py and data.py, and that all ranks have the same settings."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from .ranks.world import World
 
 
 def import_tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module
-    """Return the module of tools/ that a setting needs; raise UsageError if there is none."""
+    """Return the module of tools/ that a setting needs; raise UsageError if it does not exist."""
     module = f"{__package__.partition('.')[0]}.tools.{name}"
     if not find_spec(module):
         raise UsageError(
@@ -23,7 +23,7 @@ def import_tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module
 
 
 def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
-    """Return what `loss` returned; raise UsageError if it is not a scalar tensor."""
+    """Return the value if it is a tensor of shape (); otherwise raise UsageError."""
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise UsageError(
@@ -34,7 +34,7 @@ def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
 
 
 def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` returned
-    """Return what `batch_weight` returned as an int; raise UsageError if it is not one >= 0."""
+    """Return the result of `batch_weight` as an int; raise UsageError if it is not one >= 0."""
     if isinstance(weight, Tensor) and weight.numel() == 1:
         weight = weight.item()
     if not isinstance(weight, int | float) or weight % 1 or weight < 0:
@@ -46,7 +46,7 @@ def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` 
 
 
 def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
-    """Return what `load` returned; raise UsageError if it lacks one of the sets."""
+    """Return the result of `load`; raise UsageError if it lacks one of the three datasets."""
     for name in ("train", "validation", "test"):
         if not hasattr(datasets, name):
             raise UsageError(
@@ -57,7 +57,7 @@ def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
 
 
 def check_data_dir(settings: Settings) -> None:
-    """Raise UsageError if the data of a run that has ended were on the nodes of its job alone."""
+    """Raise UsageError if the run had its data on the nodes of its job, where they are gone now."""
     if settings.data_dir.startswith("$STAGED"):
         raise UsageError(f"the run's data were in {settings.data_dir} of its job: give --data-dir")
 
@@ -79,9 +79,13 @@ def check_datasets(
     settings: Settings,
     world: World,
 ) -> None:
-    """Raise UsageError if a set is empty, or has another length on another rank.
+    """Raise UsageError if a dataset is empty, or has different lengths on different ranks.
 
-    `samples` is the length of the training set, None if it is not known.
+    Args:
+        datasets: the result of `load` in data.py.
+        samples: the length of the training set, None if it is unknown.
+        settings: without a length, `max_steps` must be set.
+        world: the ranks.
     """
     check_length("training", samples, world)
     check_length("validation", len(datasets.validation), world)
@@ -91,7 +95,7 @@ def check_datasets(
 
 
 def check_length(name: str, length: int | None, world: World) -> None:
-    """Raise UsageError if a dataset is empty, or has another length on another rank."""
+    """Raise UsageError if a dataset is empty, or has different lengths on different ranks."""
     others = [each for each in world.gather(length) if each != length]
     if others:
         raise UsageError(

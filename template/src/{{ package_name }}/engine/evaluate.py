@@ -1,4 +1,4 @@
-"""Evaluation: metrics over a whole dataset, exact on any number of ranks."""
+"""Evaluates networks: metrics over a whole dataset, exact on any number of ranks."""
 
 import logging
 import math
@@ -26,18 +26,21 @@ log = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
-    """The metrics by name, such as validation/loss, and the sums over all ranks by name."""
+    """The metrics by name, such as validation/loss, and the sums over all ranks by name.
+
+    The sums are float64 tensors on the CPU.
+    """
 
     metrics: dict[str, float]
     sums: dict[str, Tensor]
 
 
 class Evaluator:
-    """Evaluates the networks of a learner, or their averages if they have some.
+    """Evaluates the networks of a learner, or their moving averages if there are any.
 
     Args:
-        learner: the `Learner` of learner.py, which this module must not import.
-        networks: those of a training, or those of a checkpoint.
+        learner: a `Learner` of learner.py. This module must not import that class.
+        networks: of a training or of a checkpoint.
     """
 
     def __init__(
@@ -49,13 +52,14 @@ class Evaluator:
     ) -> None:
         self.learner, self.networks = learner, networks
         self.settings, self.world = settings, world
-        self.shapes: dict[str, dict[str, torch.Size]] = {}  # of sums, by split and name
+        self.shapes: dict[str, dict[str, torch.Size]] = {}  # shapes of sums, by split and name
 
     def check(self, dataset: Dataset) -> None:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
 
         Raises:
-            UsageError: `best` is not a metric of the validation with "min" or "max".
+            UsageError: `best` of the learner is not the name of a validation metric with "min" or
+                "max".
         """
         found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
         self.predict(dataset, 1)
@@ -69,8 +73,8 @@ class Evaluator:
         """Return the metrics over a map-style dataset; every rank calls this.
 
         Args:
-            dataset: each of its samples counts once, on one rank.
-            split: "validation", "test" or "train", with which the metrics' names begin.
+            dataset: each of its samples is evaluated once, on one rank.
+            split: "validation", "test" or "train"; the names of the metrics begin with it.
             step: steps taken so far; it seeds the random numbers of the evaluation.
         """
         found = self._evaluate(dataset, split, step, None)
@@ -81,19 +85,22 @@ class Evaluator:
         return found
 
     def predict(self, dataset: Dataset, samples: int) -> tuple[Any, Any]:
-        """Return a batch of this rank's first samples, and its predictions, on the CPU.
+        """Return a batch of this rank's first samples and its predictions, on the CPU.
 
-        Every rank calls this: with FSDP, the ranks gather the parameters together.
+        Every rank calls this, since the ranks gather the parameters together with FSDP.
         """
         batch = next(self._batches(dataset, samples * self.world.size))[0]
         batch = to_device(batch, self.world.device)
-        self.learner.inputs(batch)  # `export` calls it; a mistake in it should show early
+        self.learner.inputs(batch)  # only `export` needs it, but a mistake in it should show early
         with self.mode() as networks:
             return to_cpu((batch, self.learner.predict(networks, batch)))
 
     @contextmanager
     def mode(self) -> Iterator[Any]:
-        """Give the networks that are evaluated, in evaluation mode, and record apart."""
+        """Return a context with the evaluated networks in evaluation mode, without gradients.
+
+        Numbers that are recorded in it are dropped.
+        """
         modules = self.networks.evaluated
         with (
             torch.no_grad(),
@@ -148,9 +155,13 @@ class Evaluator:
     def _batches(self, dataset: Dataset, samples: int | None) -> Iterator[tuple[Any, bool]]:
         """Yield this rank's batches, each with whether it counts.
 
-        With FSDP, all ranks must call the networks equally often. So a rank with one batch fewer
-        than rank 0 gets another one at the end, which does not count. All ranks together read
-        `samples`, without workers; None for all.
+        With FSDP, all ranks must call the networks equally often. So if a rank has one batch fewer
+        than rank 0, it gets an extra batch at the end, which does not count.
+
+        Args:
+            dataset: map-style.
+            samples: how many samples all ranks together read, without loading workers; None for
+                the whole dataset.
         """
         size, total = self.settings.test_batch_size, len(dataset)  # type: ignore[arg-type]
         workers = self.settings.workers if samples is None else 0
@@ -169,13 +180,16 @@ def add(
     weight: int | None,
     shapes: dict[str, torch.Size],
 ) -> None:
-    """Add what `measure` returned for a batch: tensors to sums, and tuples to objects.
+    """Add the result of the learner's `measure` for a batch.
 
     Args:
-        sums: by name, and `weight`.
-        objects: what `metrics` returned; a tuple has the arguments of their `update`.
-        weight: of the batch; None if the batch does not count and adds zeros.
-        shapes: of earlier batches, by name. Sums of two shapes may broadcast to a wrong one.
+        sums: the sums so far by name, and their `weight`.
+        objects: the objects that the learner's `metrics` returned, by name.
+        measured: by name, tensors that are added to the sums, and tuples that are passed as
+            arguments to `update` of an object.
+        weight: of the batch; None if the batch does not count, so that only zeros are added.
+        shapes: of the tensors of earlier batches, by name. They must not change, since a sum of
+            different shapes may broadcast to a wrong result.
 
     Raises:
         UsageError: `measured` has values of other types, or of other shapes than earlier batches.
@@ -210,10 +224,10 @@ def add(
 
 
 def over_all_ranks(sums: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Return sums over all ranks, as float64 on the CPU.
+    """Return sums over all ranks, as float64 tensors on the CPU.
 
     Raises:
-        UsageError: on every rank, if ranks measured different names or shapes.
+        UsageError: on every rank, if the names or the shapes differ between ranks.
     """
     shapes, *others = world.gather({name: tuple(total.shape) for name, total in sums.items()})
     for other in others:
@@ -227,7 +241,10 @@ def over_all_ranks(sums: Mapping[str, Tensor], world: World) -> dict[str, Tensor
 
 @contextmanager
 def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[None]:
-    """Put networks into evaluation mode, with the buffers of rank 0, as in checkpoints."""
+    """Put networks into evaluation mode, with the buffers of rank 0, as in checkpoints.
+
+    At the end, the previous mode is restored.
+    """
     networks = modules.values()
     modes = [(each, each.training) for network in networks for each in network.modules()]
     for network in networks:
@@ -241,7 +258,8 @@ def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[
         for each, mode in modes:
             each.training = mode
         for network in networks:
-            # FSDP keeps the outermost parameters gathered, for a backward pass.
+            # After a forward pass, FSDP keeps the outermost parameters gathered for a backward
+            # pass, which does not come here.
             reshard: Any = getattr(network, "reshard", None)
             if reshard:
                 reshard()

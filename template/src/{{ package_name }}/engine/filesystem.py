@@ -1,4 +1,4 @@
-"""Reads and writes files of a run, which another process or user may write at the same time."""
+"""Reads and writes files safely, although other processes or users may write at the same time."""
 
 import errno
 import hashlib
@@ -17,13 +17,18 @@ from typing import IO, Any, BinaryIO
 
 from .errors import UsageError
 
-MOST_BYTES = 2**24  # of a file in a run folder; more are refused
-UNLINKED = ("attempts", "figures", "profile")  # folders of a run that are no links
+MOST_BYTES = 2**24  # allowed in a file that is read from a run folder
+UNLINKED = ("attempts", "figures", "profile")  # folders of a run that must not be links
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
-    """Write text, bytes, or what a function writes. After an error, `path` is as it was before."""
-    # Nobody can guess the name: in a shared folder, another user could place a link there.
+    """Write a file completely or not at all: after an error, `path` is unchanged.
+
+    Args:
+        path: the file, which may exist.
+        content: text, bytes, or a function that writes to the open file.
+    """
+    # The name is random. Otherwise another user could place a link of this name in a shared folder.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -43,7 +48,8 @@ def write_atomically(path: Path, content: str | bytes | Callable[[BinaryIO], obj
 class HashedFile:
     """A file whose content is hashed while it is written.
 
-    A shared disk may show late what was written, so a digest of the file itself may be wrong.
+    Reading it again for the digest could give a wrong one, since a shared file system may show old
+    content for a while.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -58,11 +64,12 @@ class HashedFile:
 
 
 def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
-    """Open a file of a run folder, which another user may have made.
+    """Open a file in a run folder, which another user may have made.
 
-    Raises OSError for a link, which may point to a secret of the caller; for a pipe, since opening
-    one waits for its other end; for a hard link to another user's file; and for what is in one of
-    the folders UNLINKED, if that is a link.
+    Raises:
+        OSError: the file can't be opened; or it is a link, which may point to a secret of the
+            caller; or a pipe, on which the caller would wait; or a hard link to another user's
+            file; or its folder is one of UNLINKED and is a link.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -81,7 +88,7 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
         if reason:
             os.close(number)
             raise OSError(errno.EPERM, reason, name)
-        if hasattr(os, "O_NONBLOCK"):  # on Lustre, reads in this mode may fail
+        if hasattr(os, "O_NONBLOCK"):  # on Lustre, non-blocking reads may fail
             os.set_blocking(number, True)
         return number
 
@@ -89,9 +96,10 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return what is in a folder of a run, by name.
+    """Return the paths in a folder of a run, sorted by name.
 
-    Raises OSError if it can't be read or is a link, which may point to what others shall not see.
+    Raises:
+        OSError: the folder can't be read, or is a link, which may point to private files.
     """
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "it is a link", str(folder))
@@ -99,9 +107,16 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:
-    """Return the content of a file of a run folder, or with `last` at most its last bytes.
+    """Return the content of a file in a run folder.
 
-    Raises OSError if it can't be read, is no regular file, or is longer.
+    Args:
+        path: the file.
+        most: the largest number of bytes to read.
+        last: whether to return only the end of a longer file.
+
+    Raises:
+        OSError: the file can't be read, is not a regular file, or is longer than `most` without
+            `last`.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -112,7 +127,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES, last: bool = False) -> bytes:
 
 
 def sync_names(folder: Path) -> None:
-    """Write the names in a folder to disk, so that they survive a power cut."""
+    """Write a folder's list of files to the disk, so that new files survive a power failure."""
     if hasattr(os, "O_DIRECTORY"):  # not on Windows
         number = os.open(folder, os.O_DIRECTORY)
         try:
@@ -122,14 +137,14 @@ def sync_names(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with its content, a file or a link, if it exists and can be removed."""
+    """Remove a folder with its content, a file or a link; ignore errors."""
     with suppress(OSError):
         path.unlink()  # fails for a folder
     shutil.rmtree(path, ignore_errors=True)
 
 
 def disk_usage(path: Path) -> int:
-    """Return the bytes that a file, or a folder with its content, takes on the disk."""
+    """Return the bytes that a file, or a folder with its content, uses on the disk."""
     total = 0
     for each in (path, *(() if path.is_symlink() else path.rglob("*"))):
         with suppress(OSError):  # removed in the meantime
@@ -139,9 +154,15 @@ def disk_usage(path: Path) -> int:
 
 
 def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, Any]:
-    """Return the JSON object in a file. Any of the names in `kinds` may be missing.
+    """Return the JSON object in a file.
 
-    Raises ValueError if it is not an object, or if a value has another type or is out of range.
+    Args:
+        path: the file.
+        kinds: the expected types by name. Names may be missing in the file.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it is not a JSON object, or a value has another type or is out of range.
     """
     try:
         values = json.loads(read_bytes(path))
@@ -156,14 +177,15 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
 
 
 def in_range(value: object) -> bool:
-    """Return whether a value is no number or a finite one that fits a float."""
+    """Return whether a number is finite and fits a float; True for other values."""
     return not isinstance(value, int | float) or abs(value) < 1e300
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl; none if there is no such file.
+    """Return the lines of a metrics.jsonl as dictionaries; an empty list if there is no file.
 
-    Incomplete lines are left out: one that is being written, or was when the disk was full.
+    Incomplete lines are left out. A line is incomplete while it is being written, or after the disk
+    was full.
     """
     try:
         content = read_bytes(path, 2**30)
@@ -182,7 +204,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def full_path(name: str, path: str) -> str:
-    """Return the path in a flag or setting with ~ and $VARIABLES expanded, which must exist."""
+    """Return the path in a flag or setting with ~ and $VARIABLES expanded.
+
+    Args:
+        name: of the flag or setting, for error messages.
+        path: its value.
+
+    Raises:
+        UsageError: a user or a variable does not exist.
+    """
     full = os.path.expanduser(os.path.expandvars(path))
     if unknown := re.search(r"\$\{?\w+\}?|^~[^/]*", full):
         raise UsageError(f"{name} is {path}, but there is no {unknown[0]}: replace it, or set it")
@@ -190,14 +220,20 @@ def full_path(name: str, path: str) -> str:
 
 
 def moved(values: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return settings, with another start of the paths in one folder, such as `$STAGED`."""
+    """Return settings in which paths that begin with the folder `old` begin with `new` instead.
+
+    For example, `old` is "$STAGED" and `new` is the folder of this job's staged files.
+    """
     inside = [k for k, v in values.items() if isinstance(v, str) and f"{v}/".startswith(f"{old}/")]
     return {**values, **{name: new + values[name][len(old) :] for name in inside}}
 
 
 def check_archive(file: IO[bytes]) -> None:
-    """Raise ValueError if an archive of torch unpacks to more than its own size."""
-    if file.read(4) == b"PK\x03\x04":  # torch takes these bytes for an archive
+    """Raise ValueError if a file is an archive that unpacks to more than its own size.
+
+    torch.save does not compress, so such an archive is meant to fill the memory.
+    """
+    if file.read(4) == b"PK\x03\x04":  # torch reads a file with these first bytes as an archive
         size = file.seek(0, os.SEEK_END)
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(each.file_size for each in archive.infolist())

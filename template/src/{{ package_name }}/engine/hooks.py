@@ -1,4 +1,4 @@
-"""Hooks: the methods of `Model` for events of the training, such as `on_step`."""
+"""Calls the hooks: the methods of `Model` for events in the training, such as `on_step`."""
 
 import logging
 import time
@@ -15,20 +15,23 @@ from .run.record import RECORDER
 
 log = logging.getLogger(__name__)
 
-SHORT = 0.001  # seconds; the log names the time of a hook that takes longer
+SHORT = 0.001  # seconds; the time of a hook that takes longer is recorded
 
 
 class Training(Protocol):
-    """What hooks get: the `Trainer` of train.py, with these attributes and others.
+    """The first argument of hooks: the `Trainer` of train.py, which has these attributes.
 
     Attributes:
-        position: `position.step`, `position.epoch`, `position.best_score` and so on.
-        networks: `networks.modules` has the trained networks by name; a single one is "network".
-        evaluator: `with evaluator.mode() as networks` gives those that evaluations use (`ema`), in
-            evaluation mode and without gradients. Every rank calls this.
-        datasets: what `load` of data.py returned.
+        learner: the `Model` of model.py.
+        position: the counters `position.step`, `position.epoch`, `position.best_score` and so on.
+        networks: `networks.modules` has the trained networks by name. A single network has the name
+            "network".
+        evaluator: `with evaluator.mode() as networks` gives the networks that evaluations use, with
+            `ema` the moving averages, in evaluation mode and without gradients. Every rank calls
+            this.
+        datasets: the return value of `load` in data.py.
         world: the rank of this process, the number of ranks, and ways to exchange values.
-        logger: for numbers, pictures, texts, tables and histograms: the methods `log_...`.
+        logger: its methods `log_...` log numbers, pictures, texts, tables and histograms.
         checkpointing: `checkpointing.run_dir` is the run folder.
     """
 
@@ -45,9 +48,13 @@ class Training(Protocol):
         """Return how much of the training is done, from 0 to 1."""
 
     def predict(self, split: str, samples: int = 16) -> tuple[Any, Any]:
-        """Return this rank's first samples of a split as a batch, and their predictions.
+        """Return a batch of this rank's first samples of a split, and its predictions, on the CPU.
 
-        Every rank calls this. Both are on the CPU.
+        Every rank calls this.
+
+        Args:
+            split: "train", "validation" or "test".
+            samples: the number of samples of each rank.
         """
 
 
@@ -55,7 +62,7 @@ class Hooks:
     """Calls the hooks of a learner.
 
     Attributes:
-        unseen: a checkpoint that is being written, and whether it is the best.
+        unseen: the newest checkpoint, and whether it is the best, until `on_checkpoint` is called.
     """
 
     def __init__(self, training: Training) -> None:
@@ -63,7 +70,7 @@ class Hooks:
         self.unseen: tuple[Path, bool] | None = None
 
     def call(self, name: str, *arguments: Any) -> None:  # noqa: ANN401 - what the hook takes
-        """Call a hook. Name it in the log if it fails, and record its time if it is slow."""
+        """Call a hook; log its name if it fails, and record its time if it is slow."""
         began = time.perf_counter()
         try:
             getattr(self.training.learner, name)(self.training, *arguments)
@@ -74,13 +81,20 @@ class Hooks:
             RECORDER.add("train/slowest_hook_seconds", seconds, 1, "max")
 
     def checkpoint(self, path: Path, best: bool) -> None:
-        """Note the next checkpoint. A step that is saved before and after its validation is one."""
+        """Note a new checkpoint, for which `on_checkpoint` will be called.
+
+        A step that is saved before and after its validation counts as one checkpoint.
+        """
         if self.unseen and self.unseen[0] != path:
             self.note_written(wait=True)
         self.unseen = path, best
 
     def note_written(self, wait: bool = False) -> None:
-        """Call `on_checkpoint` on rank 0 once the noted checkpoint is written."""
+        """Call `on_checkpoint` on rank 0 if the noted checkpoint is written.
+
+        Args:
+            wait: whether to wait until it is written.
+        """
         checkpointing = self.training.checkpointing
         saving = checkpointing.writing
         if self.unseen and saving and (wait or saving.done()):
@@ -89,7 +103,7 @@ class Hooks:
                 self.call("on_checkpoint", *checkpoint)
 
     def end(self, status: str, error: BaseException | None = None) -> None:
-        """Call `on_end` after a stop or a failure, which a failure of the hook must not hide."""
+        """Call `on_end` after a stop or a failure; an error in it must not hide the failure."""
         try:
             self.call("on_end", status, error)
         except Exception:

@@ -1,4 +1,4 @@
-"""Nested batches and predictions: tensors in tuples, lists and dictionaries."""
+"""Functions for nested batches and predictions: tensors in tuples, lists and dictionaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
@@ -11,24 +11,24 @@ from .errors import UsageError
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:  # noqa: ANN401
-    """Return the same nesting with a function applied to each tensor."""
+    """Return the same nested value with a function applied to each tensor."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
         return {name: map_tensors(function, part) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        make = getattr(value, "_make", type(value))  # the type of a named tuple takes no iterable
+        make = getattr(value, "_make", type(value))  # a named tuple is made with `_make`
         return make(map_tensors(function, part) for part in value)
     return value
 
 
 def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401
-    """Return a batch with its tensors on a device."""
+    """Return a batch with its tensors moved to a device."""
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def to_cpu(value: Any) -> Any:  # noqa: ANN401
-    """Return a batch or predictions with their tensors on the CPU."""
+    """Return a batch or predictions with their tensors detached and moved to the CPU."""
     return map_tensors(lambda tensor: tensor.detach().cpu(), value)
 
 
@@ -47,10 +47,10 @@ def length(batch: Any) -> int:  # noqa: ANN401
 
 
 def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
-    """Yield the predictions of each sample: the same nesting, with one row of every tensor.
+    """Yield the predictions for each sample: the same nested value, with one row of every tensor.
 
     Raises:
-        IndexError: there are fewer rows, or the value is None.
+        IndexError: a tensor has fewer rows than `samples`, or the value is None.
     """
     if value is None:
         raise IndexError("None has no rows")
@@ -62,6 +62,10 @@ def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN4
     """Return the number of values in nested dictionaries, lists and tuples.
 
     A value that is referenced several times counts each time.
+
+    Args:
+        value: the nested value.
+        known: the counts so far by `id`, for the recursion.
     """
     known = {} if known is None else known
     if id(value) not in known:
@@ -72,5 +76,5 @@ def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN4
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a nesting with its tensors as numbers or lists of numbers, as JSON needs it."""
+    """Return a nested value for JSON: each tensor becomes a number or a list of numbers."""
     return map_tensors(Tensor.tolist, value)

@@ -1,4 +1,4 @@
-"""A learner's networks and optimizers on this rank: built, distributed, saved and restored."""
+"""Builds, distributes, saves and restores a learner's networks and optimizers."""
 
 import fnmatch
 import hashlib
@@ -27,24 +27,26 @@ log = logging.getLogger(__name__)
 
 
 class Networks:
-    """The networks by name, and their optimizers by name.
+    """The networks of a learner by name, and their optimizers by name.
 
-    The name of a single network is `network`, and that of a single optimizer `optimizer`.
+    A single network has the name `network`, and a single optimizer the name `optimizer`.
 
     Args:
-        built: what the learner's `build` returned, on the CPU.
-        make_optimizers, units: the learner's `optimizers` and `fsdp_units`.
+        built: the network or networks that the learner's `build` returned, on the CPU.
+        make_optimizers, units: the learner's methods `optimizers` and `fsdp_units`.
 
     Attributes:
-        modules: the networks as they were built. Evaluation and checkpoints use these.
-        wrapped: what training calls instead, such as DistributedDataParallel.
-        averages: by the networks' names, moving averages of them; empty without `ema`.
-        evaluated: the averages where there are some, else the modules.
+        modules: the networks as they were built. Evaluations and checkpoints use them.
+        wrapped: the modules that training calls instead, such as DistributedDataParallel.
+        averages: the moving averages of the networks, by name; empty without the setting `ema`.
+        evaluated: the averages if there are any, otherwise the modules.
         optimizers: by name.
-        not_initialized: why init_from was not loaded. It matters only if there is no checkpoint.
+        not_initialized: the error if `init_from` could not be loaded. It is raised only if there
+            is no checkpoint to resume from.
 
     Raises:
-        UsageError: the learner returned something else.
+        UsageError: the learner did not return networks and optimizers, or a setting does not fit
+            the networks.
     """
 
     def __init__(
@@ -85,33 +87,37 @@ class Networks:
         self.options = {name: _options(each) for name, each in self.optimizers.items()}
 
     def view(self, modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
-        """Return modules as the learner knows its networks: one, or a dictionary of several."""
+        """Return modules in the form of the learner's `build`: one module, or a dictionary."""
         return modules["network"] if self.single else dict(modules)
 
     @torch.no_grad()
     def update_averages(self, step: int) -> None:
-        """Take the parameters after a step into the averages, and copy the buffers.
+        """Update the averages with the parameters after a step, and copy the buffers.
 
-        The past has less weight in the first steps, so that the averages soon forget the initial
+        The decay is smaller in the first steps, so that the averages soon forget the initial
         parameters.
         """
         update = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
         for name, average in self.averages.items():
             network = self.modules[name]
             ours, theirs = (list(map(local_part, x.parameters())) for x in (average, network))
-            if ours:  # a network may have only buffers
+            if ours:  # a network may have no parameters
                 update(ours, theirs, step)
             for mine, buffer in zip(average.buffers(), network.buffers(), strict=True):
                 mine.copy_(buffer)
 
     def set_learning_rates(self, factor: float) -> None:
-        """Set the learning rate of each group of parameters: its own, times a factor."""
+        """Set the learning rate of each parameter group to its initial one, times a factor."""
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the first learning rate as train/lr, and with their names those that differ."""
+        """Return the learning rates by metric name.
+
+        The first one is train/lr. Those that differ are train/lr/NAME, where the name is that of
+        the optimizer with the number of the parameter group.
+        """
         rates: dict[str, float] = {}
         for name, optimizer in self.optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
@@ -122,7 +128,7 @@ class Networks:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of them; with FSDP, its tensors are DTensors."""
+        """Return the states for a checkpoint; with FSDP, the tensors are DTensors."""
         return {
             "networks": {name: each.state_dict() for name, each in self.modules.items()},
             "averages": {name: each.state_dict() for name, each in self.averages.items()},
@@ -132,10 +138,13 @@ class Networks:
         }
 
     def like(self, *key_path: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
-        """Return a tensor with the layout over the ranks that one of the `state_dict` has.
+        """Return a tensor that is distributed over the ranks as one in the `state_dict`.
 
         Args:
-            key_path: of the tensor. None is returned if the networks have no such tensor.
+            key_path: the keys that lead to the tensor in the `state_dict`.
+
+        Returns:
+            The tensor; None if the networks and optimizers have no such tensor.
         """
         match key_path:
             case ("networks" | "averages" as part, name, key):
@@ -148,13 +157,14 @@ class Networks:
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned.
+        """Load a state that `state_dict` returned.
 
-        An optimizer keeps the options that model.py changed since then, such as weight decay.
+        If model.py has changed an option of an optimizer since then, such as the weight decay, the
+        new value counts.
 
         Raises:
-            RuntimeError, ValueError: it belongs to other networks or optimizers.
-            KeyError, TypeError, AttributeError: it is not a state that `state_dict` returns.
+            RuntimeError, ValueError: the state belongs to other networks or optimizers.
+            KeyError, TypeError, AttributeError: the state is not one that `state_dict` returns.
         """
         for part, ours in (("networks", self.modules), ("optimizers", self.optimizers)):
             if set(ours) != set(state[part]):
@@ -176,7 +186,11 @@ class Networks:
 
 
 def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401
-    """Return what a method of the learner made, by name."""
+    """Return the objects that a method of the learner made, by name.
+
+    Raises:
+        UsageError: they are not of this kind.
+    """
     found = {name: made} if isinstance(made, kind) else made
     if not (isinstance(found, dict) and found and all(isinstance(x, kind) for x in found.values())):
         raise UsageError(
@@ -187,13 +201,13 @@ def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the options of each group of parameters, such as weight decay."""
+    """Return the options of each parameter group, such as weight decay."""
     groups = optimizer.param_groups
     return [{key: each for key, each in group.items() if key != "params"} for group in groups]
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return all parameters by name; of several networks, it begins with the network's."""
+    """Return all parameters by name; with several networks, names begin with the network's name."""
     several = len(modules) > 1
     return {
         f"{name}.{key}" if several else key: parameter
@@ -221,29 +235,30 @@ def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
 
 
 def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> None:
-    """Load weights into networks, before they are distributed.
+    """Load weights into networks, before the networks are distributed.
 
     Args:
         modules: the networks.
-        source: a run folder, whose best checkpoint is taken; a checkpoint; a state_dict, in a file
-            of torch.save or of safetensors; or a folder with such a model.safetensors.
-        partial: whether to take only the tensors that fit by name, shape and kind of dtype.
+        source: a path to one of these: a run folder, of which the best checkpoint is used; a
+            checkpoint; a state_dict in a file of torch.save or of safetensors; a folder with a
+            state_dict in model.safetensors.
+        partial: whether to load only the tensors whose names, shapes and kinds of dtype fit.
 
     Raises:
-        UsageError: there is no such file, or it does not fit.
+        UsageError: there is no such file, or its tensors do not fit.
     """
     if not os.path.exists(source):
         raise UsageError(
             f"init_from is {source}, but there is no such file or folder: give a run folder, a "
             "step-*.pt file, or a state_dict in a .pt or .safetensors file"
         )
-    inside = Path(source) / "model.safetensors"  # as save_pretrained of transformers names it
+    inside = Path(source) / "model.safetensors"  # save_pretrained of transformers writes this name
     path = find(inside if os.path.exists(inside) else Path(source))
     state = load(path)
     states = state["averages"] or state["networks"]
     if len(states) == len(modules) == 1:
         states = dict(zip(modules, states.values(), strict=True))
-    elif len(states) == 1:  # of a state_dict
+    elif len(states) == 1:  # one file with the state_dict of several networks
         states = weights.by_network(next(iter(states.values())), modules) or states
     taken = 0
     for name, module in modules.items():
@@ -265,7 +280,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
 
 
 def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_dict
-    """Return whether a value can replace another: tensors need one shape and one kind of dtype."""
+    """Return whether a value can replace another: tensors must match in shape and kind of dtype."""
     if not (isinstance(mine, Tensor) and isinstance(theirs, Tensor)):
         return type(mine) is type(theirs)
     same_kind = (
@@ -277,12 +292,12 @@ def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_d
 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:
-    """Return the SHA-256 of all parameters and buffers; every rank must call this."""
+    """Return the SHA-256 of all parameters and buffers, as hex; every rank calls this."""
     found = hashlib.sha256()
     for name, module in sorted(modules.items()):
         for key, tensor in sorted(module.state_dict().items()):
             found.update(f"{name}.{key}".encode())
-            # As bytes: NumPy does not know bf16.
+            # Viewed as bytes, since NumPy has no bf16.
             content = full_tensor(tensor.detach()).cpu().reshape(-1)
             found.update(content.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""How far a training is: the counters that a checkpoint keeps besides tensors."""
+"""How far a training is: the counters in a checkpoint."""
 
 import dataclasses
 import math
@@ -13,11 +13,12 @@ class Position:
     """How far the training is, and how good its best validation was.
 
     Attributes:
-        epoch, step: epochs, and steps, that are complete.
-        epoch_steps, consumed: steps, and samples of all ranks, of the current epoch.
+        epoch, step: the numbers of complete epochs and steps.
+        epoch_steps, consumed: the numbers of complete steps, and of samples that all ranks together
+            have used, in the current epoch.
         validated_step: the step of the last validation, -1 before the first one.
-        best_score: None before the first validation.
-        validations_since_best: how many in a row were not better.
+        best_score, best_step: of the best validation; `best_score` is None before the first one.
+        validations_since_best: the number of validations after the best one.
     """
 
     epoch: int = 0
@@ -30,13 +31,13 @@ class Position:
     validations_since_best: int = 0
 
     def advance(self, samples: int) -> None:
-        """Count a step with this number of samples of all ranks."""
+        """Count a step with this number of samples over all ranks."""
         self.step += 1
         self.epoch_steps += 1
         self.consumed += samples
 
     def end_epoch(self) -> None:
-        """Begin the next epoch."""
+        """Count the epoch, and reset the counters of the current epoch."""
         self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
 
     def judge(self, score: float, direction: Literal["min", "max"]) -> bool:
@@ -50,11 +51,13 @@ class Position:
         return best
 
     def progress(self, settings: Settings, samples: int | None, samples_per_step: int) -> float:
-        """Return how much of the training is done, from 0 to 1, the same on any world size.
+        """Return how much of the training is done, from 0 to 1.
+
+        The progress after a number of samples is the same with any world size.
 
         Args:
-            samples: of an epoch; None if it is not known.
-            samples_per_step: of all ranks.
+            samples: in an epoch; None if the number is unknown.
+            samples_per_step: over all ranks.
         """
         progress = self.step / settings.max_steps if settings.max_steps else 0.0
         if samples:
@@ -70,16 +73,20 @@ class Position:
         return ended or self.is_out_of_patience(settings)
 
     def is_out_of_patience(self, settings: Settings) -> bool:
-        """Return whether the last `patience` validations were not better than the best."""
+        """Return whether the last `patience` validations brought no new best score."""
         return settings.patience is not None and self.validations_since_best >= settings.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values by name."""
+        """Return the counters by name."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_state_dict(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position of a `state_dict`; raise TypeError or ValueError if it is none."""
+        """Return the position from a `state_dict`.
+
+        Raises:
+            TypeError, ValueError: a counter is unknown, has the wrong type, or is out of range.
+        """
         for name, value in values.items():
             if name == "best_score":
                 right = value is None or (isinstance(value, int | float) and math.isfinite(value))
@@ -92,5 +99,5 @@ class Position:
 
 
 def is_due(every: int, number: int) -> bool:
-    """Return whether an event that comes every so many steps is due; never if `every` is 0."""
+    """Return whether `number` is a multiple of `every`; False if one of them is 0."""
     return every > 0 and number > 0 and number % every == 0

@@ -1,5 +1,6 @@
-"""The setting `recompute`: a backward pass computes activations again, instead of keeping them.
+"""The setting `recompute`: activation checkpointing.
 
+The backward pass computes activations again, so that they need not be kept in memory.
 Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arxiv.org/abs/1604.06174).
 """
 
@@ -19,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def recompute(network: nn.Module, units: Iterable[nn.Module]) -> None:
-    """Let parts of a network keep no more than their inputs for the backward pass.
+    """Let parts of a network keep only their inputs for the backward pass.
 
-    Names, parameters and results stay the same.
+    The names of modules, the parameters and the results do not change.
 
     Args:
-        network: before it is distributed, so that FSDP gathers a part around both of its passes.
-        units: the parts; one that contains others is left alone.
+        network: not yet distributed, so that FSDP gathers a part for both of its forward passes.
+        units: the parts. If a part contains other parts, only those are recomputed.
     """
     chosen = set(units)
     parts = [unit for unit in chosen if chosen.isdisjoint([*unit.modules()][1:])]
@@ -38,7 +39,7 @@ def _forward(part: nn.Module, forward: Any, *arguments: Any, **named: Any) -> An
     first: list[list[tuple[nn.Module, str, Tensor]]] = []
 
     def run(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as the part's own
-        if torch.compiler.is_compiling():  # a graph changes buffers once
+        if torch.compiler.is_compiling():  # a compiled graph updates buffers only once
             return forward(*arguments, **named)
         if first:
             with _as_before(first[0]), RECORDER.apart():
@@ -57,10 +58,10 @@ def _forward(part: nn.Module, forward: Any, *arguments: Any, **named: Any) -> An
 
 @contextmanager
 def _as_before(buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-    """Replace buffers, such as running statistics, by copies; put the buffers back at the end."""
+    """Replace buffers, such as running statistics, by earlier values inside the context."""
     now = [(module, name, getattr(module, name)) for module, name, _ in buffers]
     for module, name, value in buffers:
-        setattr(module, name, value.clone())  # as there may be another pass
+        setattr(module, name, value.clone())  # `value` must not change: another pass may need it
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
-"""The parts of tensors that ranks hold, in the format of torch.distributed.checkpoint.
+"""Writes and reads sharded tensors, in the format of torch.distributed.checkpoint.
 
-Every rank writes its own parts into one folder. Any number of ranks can read the folder; each takes
-the parts that it needs. The folder's `.metadata` is a pickle. It is read by an unpickler that knows
-only the names in `CLASSES` and `KNOWN`: an ordinary one would run any code that a file asks for.
+Every rank writes its own parts to the same folder. Any number of ranks can read the folder, and
+each rank reads only the parts that it needs. The folder's file `.metadata` is a pickle. An ordinary
+unpickler would run any code that a pickle contains. So the unpickler here accepts only the names in
+`CLASSES` and `KNOWN`.
 """
 
 import io
@@ -40,21 +41,30 @@ CLASSES = {
         )
     ),
 }
-"""The classes that the pickle of a folder's metadata may name, by module and name."""
+"""The classes that `.metadata` may name, as module and name."""
 KNOWN: dict[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
-    # The folder that was written to. Its class has another module in Python 3.13.
+    # The path of the folder. In Python 3.13, its class is in another module.
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
     **{("torch", name): x for name, x in vars(torch).items() if isinstance(x, torch.dtype)},
 }
-"""What else it may name, and what is taken for it."""
+"""The other names that `.metadata` may have, and the objects that are used for them."""
 
 
 def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, str]:
-    """Write parts by name; return the SHA-256 of each file by its name.
+    """Write sharded tensors; every rank calls this, with the same names.
 
-    Every rank calls this, with the same names. Every rank raises OSError if one could not write.
+    Args:
+        folder: a new folder.
+        parts: DTensors by name.
+        group: the process group of the ranks.
+
+    Returns:
+        The SHA-256 digests of all ranks' files by file name, as hex.
+
+    Raises:
+        OSError: on every rank, if one of them could not write.
     """
     writer, files = dcp.FileSystemWriter(folder), _Files(folder)
     writer.fs = files
@@ -69,10 +79,15 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -
 
 
 def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return the tensors of these names, with the layout of the DTensors in `like`.
+    """Return tensors by name; each rank reads on its own.
 
-    Each rank reads for itself, and any number of ranks wrote. A tensor for which `like` has no
-    DTensor of its shape is whole, on the CPU. Damaged files raise exceptions of any class.
+    Args:
+        folder: a folder that any number of ranks wrote.
+        like: for each name, a DTensor of the same shape, as which the tensor is distributed. With
+            None or another shape, the tensor is read in full, on the CPU.
+
+    Raises:
+        Exception: of any class, if a file is damaged.
     """
     reader = _Reader(folder)
     stored = reader.read_metadata().state_dict_metadata
@@ -84,7 +99,7 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         else:
             tensors[name] = torch.empty(size, dtype=dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it reads alone
+        warnings.simplefilter("ignore")  # torch warns that this rank reads on its own
         try:
             dcp.load(tensors, storage_reader=reader, no_dist=True)
         except CheckpointException as error:
@@ -93,7 +108,7 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 
 class _Files(filesystem.FileSystem):
-    """Opens only regular files of a folder, and keeps the digests of those that it has written."""
+    """Opens only regular files of a folder, and keeps the digests of the files that it writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.digests = folder, dict[str, str]()
@@ -108,7 +123,7 @@ class _Files(filesystem.FileSystem):
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads only tensors: `CLASSES` lacks that of other values, which torch would unpickle."""
+    """Reads only tensors. `CLASSES` lacks the class of other values, which torch would unpickle."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

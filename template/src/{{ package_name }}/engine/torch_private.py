@@ -1,6 +1,6 @@
-"""What this project uses of PyTorch although PyTorch may change it in any version.
+"""All private functions of PyTorch that this project uses. Any new version may change them.
 
-No other module uses such names, but for options that it looks for before it uses them.
+Other modules use no private names, except for options whose presence they check first.
 """
 
 import signal
@@ -12,16 +12,16 @@ __all__ = ["TorchDispatchMode", "note_exit_codes", "record_memory", "save_memory
 
 
 def note_exit_codes(seconds: int) -> set[int]:
-    """Let torchrun wait longer for ranks that save after a signal, and note how they end.
+    """Let torchrun wait longer for ranks that save after a signal, and note their exit codes.
 
     Args:
-        seconds: that ranks have between a signal and SIGKILL; torchrun gives them 30.
+        seconds: the time between a signal and SIGKILL for the ranks; torchrun's default is 30.
 
     Returns:
-        A set to which the exit codes of the ranks are added when torchrun has ended them; that of
-        a rank that a signal killed is negative.
+        A set, to which the exit codes of the ranks are added after torchrun has ended them. If a
+        signal killed a rank, its code is negative.
     """
-    # Imported here: it takes a second, and only torchrun needs it.
+    # Imported here, since the import takes a second and only torchrun needs it.
     from torch.distributed.elastic.multiprocessing.api import PContext
 
     codes: set[int] = set()
@@ -39,15 +39,15 @@ def note_exit_codes(seconds: int) -> set[int]:
 
 
 def record_memory() -> None:
-    """Record the newest allocations on the GPU, with the lines of Python that made them."""
+    """Record the newest memory allocations on the GPU, with the Python lines that made them."""
     from torch.cuda import memory
 
     history: Any = memory
-    history._record_memory_history(max_entries=100_000, stacks="python")  # each takes some KB
+    history._record_memory_history(max_entries=100_000, stacks="python")  # an entry has some KB
 
 
 def save_memory(path: str) -> None:
-    """Write what was recorded for pytorch.org/memory_viz, and end the recording."""
+    """Write the recorded allocations for pytorch.org/memory_viz, and end the recording."""
     from torch.cuda import memory
 
     history: Any = memory

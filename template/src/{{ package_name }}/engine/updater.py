@@ -1,4 +1,4 @@
-"""The updates of a step: forward and backward passes, gradient clipping, the optimizers' steps."""
+"""The updates of a step: forward and backward passes, gradient clipping, and optimizer steps."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ class Updater:
     """Updates the networks in a learner's `train_step`.
 
     Args:
-        before_step: called before the optimizers step, while there are gradients.
+        before_step: called before the optimizers step, when all gradients are computed.
     """
 
     def __init__(
@@ -48,25 +48,26 @@ class Updater:
         """Start a step.
 
         Args:
-            batches: of this rank, one for each of `accumulate`; they are moved to its device.
-            weight: of the batches of all ranks together.
-            measure_norm: whether to record the gradient norm even if nothing is clipped.
+            batches: this rank's batches, as many as `accumulate`; they are moved to its device.
+            weight: the sum of the weights of all ranks' batches.
+            measure_norm: whether to record the gradient norm even without clipping.
         """
         device = self.world.device
         self.batches = [each._replace(batch=to_device(each.batch, device)) for each in batches]
         self.weight, self.measure_norm = weight, measure_norm
-        # On a GPU, a step is measured only where a log line follows, as the GPU has to wait for it.
+        # The measurement makes a GPU wait. So on a GPU, only steps with a log line are measured.
         self.timed = self.compared and (measure_norm or device.type == "cpu")
 
     def update(self, loss: Callable[[Any, Any], Tensor], *optimizers: str) -> None:
-        """Take a step of some optimizers with the gradient of a loss over the step's batches.
+        """Compute the gradients of a loss on the step's batches, and step some optimizers.
 
-        The gradient is that of the mean over all batches and ranks. Networks that none of these
-        optimizers trains get no gradient.
+        The loss is averaged over all batches and ranks, by the weights of the batches. Networks
+        that these optimizers do not train get no gradients.
 
         Args:
-            loss: takes networks and a batch, and returns the mean loss of the batch, a scalar.
-            optimizers: their names; all optimizers if none is given.
+            loss: takes the networks and a batch, and returns the mean loss of the batch, a tensor
+                of shape ().
+            optimizers: the names of the optimizers; without names, all of them.
 
         Raises:
             UsageError: the loss is not a scalar, there is no such optimizer, or the loss does not
@@ -79,10 +80,10 @@ class Updater:
         with frozen(selection.others):
             for number, (batch, samples, weight) in enumerate(self.batches, 1):
                 with ExitStack() as stack:
-                    if not samples:  # a spare batch, whose numbers were recorded before
+                    if not samples:  # a spare batch: its numbers must not be recorded again
                         stack.enter_context(RECORDER.apart())
                     for each in selection.trained:
-                        # DDP averages the gradients over ranks after the last batch.
+                        # DDP averages the gradients over ranks only in the last backward pass.
                         if number < len(self.batches) and isinstance(each, DistributedDataParallel):
                             stack.enter_context(each.no_sync())
                         if not weight:
@@ -100,7 +101,7 @@ class Updater:
             passes.clear()
         if self.settings.clip_norm or self.measure_norm:
             gradients = [p.grad for p in selection.parameters if p.grad is not None]
-            norm = full_tensor(nn.utils.get_total_norm(gradients))  # on every rank, with FSDP too
+            norm = full_tensor(nn.utils.get_total_norm(gradients))  # with FSDP, over all ranks
             if self.settings.clip_norm:
                 nn.utils.clip_grads_with_norm_(selection.parameters, self.settings.clip_norm, norm)
             RECORDER.add(f"train/{label}gradient_norm", norm, 1)
@@ -111,7 +112,7 @@ class Updater:
             module.zero_grad()
 
     def _clock(self) -> float:
-        """Return the time at which the device has done its work, if the step is measured."""
+        """Return the time; if the step is measured, after the device has finished its work."""
         if self.timed and self.world.device.type != "cpu":
             torch.get_device_module(self.world.device.type).synchronize()
         return time.perf_counter()
@@ -130,7 +131,14 @@ class Updater:
 
 
 class Selection(NamedTuple):
-    """The networks as the loss gets them, which some optimizers train, and all other parameters."""
+    """The networks and parameters in an update.
+
+    Attributes:
+        networks: the argument of the loss.
+        trained: the modules that the update trains, such as DistributedDataParallel.
+        parameters: the parameters that the update trains.
+        others: the parameters of other networks, which get no gradients.
+    """
 
     networks: Any
     trained: list[nn.Module]
@@ -139,7 +147,11 @@ class Selection(NamedTuple):
 
 
 def select(networks: Networks, names: tuple[str, ...]) -> Selection:
-    """Return the selection of some optimizers; raise UsageError if there is no such optimizer."""
+    """Return what an update with some optimizers trains.
+
+    Raises:
+        UsageError: there is no optimizer of this name.
+    """
     if unknown := set(names).difference(networks.optimizers):
         raise UsageError(
             f"train_step updates with '{unknown.pop()}', but optimizers in model.py returned "
@@ -154,15 +166,16 @@ def select(networks: Networks, names: tuple[str, ...]) -> Selection:
             called[name] = networks.wrapped[name]
             trained.append(called[name])
         else:
-            # The loss calls the module itself: DDP would wait for gradients. FSDP has noted which
-            # parameters have gradients, so DTensors are not frozen; their gradients are dropped.
+            # The loss calls the module itself, since DDP would wait for gradients. DTensors are not
+            # frozen, since FSDP has noted which parameters need gradients. Their gradients are
+            # dropped after the update.
             others += [p for p in module.parameters() if p.requires_grad and not is_dtensor(p)]
     return Selection(networks.view(called), trained, parameters, others)
 
 
 @contextmanager
 def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Compute no gradients for these parameters inside the context."""
+    """Freeze parameters inside the context: they get no gradients."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -173,5 +186,8 @@ def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def stop_gradient(_module: nn.Module, _inputs: Any, outputs: Any) -> None:  # noqa: ANN401
-    """Give a network a gradient of zero: zero times the gradient of the loss may be nan."""
+    """Set the gradient of a network's outputs to zero, for a batch without weight.
+
+    Multiplying the loss by zero is not enough: its gradient may be nan.
+    """
     map_tensors(lambda t: t.register_hook(torch.zeros_like) if t.requires_grad else None, outputs)

@@ -1,4 +1,4 @@
-"""Weights of networks in files that other programs read and write: safetensors."""
+"""Reads and writes the weights of networks as safetensors, which other programs use, too."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -12,10 +12,11 @@ from .filesystem import write_atomically
 
 
 def is_safetensors(path: Path, file: IO[bytes]) -> bool:
-    """Return whether an open file is one, by its name or its first bytes; they are read again.
+    """Return whether an open file is a safetensors file, by its name or its first bytes.
 
-    A file in a cache of downloads has no such name. The bytes are the length of a JSON object, and
-    its bracket; the archives and pickles of torch have others.
+    A file in a cache of downloads may have another name. A safetensors file begins with 8 bytes for
+    the length of a JSON object, and then the object's bracket. The archives and pickles of torch
+    begin with other bytes. The file is then at its start again.
     """
     start = file.read(9)
     file.seek(0)
@@ -23,15 +24,17 @@ def is_safetensors(path: Path, file: IO[bytes]) -> bool:
 
 
 def read(path: Path, most: int) -> dict[str, Tensor]:
-    """Return the tensors of a file, on the CPU; it can't run code.
+    """Return the tensors of a safetensors file by name, on the CPU. The file can't run code.
 
-    Raises ValueError if there are more than `most`, and what the library raises for damage.
+    Raises:
+        ValueError: the file has more than `most` tensors.
+        Exception: of the library, if the file is damaged.
     """
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
         names = file.keys()
-        if len(names) > most:  # to make the tensors would take minutes
+        if len(names) > most:  # making so many tensors would take minutes
             raise ValueError(f"it has more than {most} values")
         return {name: file.get_tensor(name) for name in names}
 
@@ -39,11 +42,21 @@ def read(path: Path, most: int) -> dict[str, Tensor]:
 def write(
     path: Path, states: Mapping[str, Mapping[str, Tensor]], metadata: Mapping[str, str]
 ) -> None:
-    """Write the state_dicts of networks by name; of several, a tensor's name begins with theirs.
+    """Write the state_dicts of networks to a safetensors file.
 
-    The format has each tensor once: `metadata` then tells of tied weights, as NAME: WRITTEN NAME.
-    Each network has its own copy of what several share, so that it can be read without the others.
-    Raises OSError, and ValueError for what the format lacks; `path` is then as it was before.
+    The format stores each tensor only once. For tied weights, the metadata has entries from each
+    other name to the name that is stored. A tensor that several networks share is stored for each
+    of them, so that each network can be read without the others.
+
+    Args:
+        path: the file. After an error, it is unchanged.
+        states: the state_dict of each network by name. With several networks, the names of tensors
+            begin with the name of their network.
+        metadata: more entries for the metadata.
+
+    Raises:
+        OSError: the file can't be written.
+        ValueError: a value is not a tensor that the format supports.
     """
     from safetensors.torch import save
 
@@ -57,14 +70,20 @@ def write(
                 written[before + key] = _plain(before + key, state[key], storages)
             else:
                 tied[before + key] = before + first
-    # Not by save_file, whose files only their owner can read.
+    # save_file of safetensors would write a file that only its owner can read.
     write_atomically(path, save(written, {**tied, **metadata}))
 
 
 def _plain(name: str, value: Any, storages: set[int]) -> Tensor:  # noqa: ANN401 - of a state_dict
-    """Return a tensor as the format takes it: contiguous, with a storage that is all its own.
+    """Return a tensor as the format needs it: contiguous, and with its own storage.
 
-    `storages` has the addresses of those that are taken; that of the tensor is added.
+    Args:
+        name: of the tensor, for error messages.
+        value: a value of a state_dict.
+        storages: the addresses of the storages of earlier tensors; the new one is added.
+
+    Raises:
+        ValueError: the value is not a tensor that the format supports.
     """
     if name == "__metadata__":
         raise ValueError("safetensors has another use for the name __metadata__: rename the tensor")
@@ -89,18 +108,18 @@ def _is_known(dtype: torch.dtype) -> bool:
 
     try:
         save({"tensor": torch.empty(0, dtype=dtype)})
-    except Exception:  # it depends on the version of the library
+    except Exception:  # its class depends on the version of the library
         return False
     return True
 
 
 def first_names(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return for each name the first name of the same tensor: tied weights have several names."""
+    """Return for each name the first name of the same tensor. Tied weights have several names."""
     first: dict[Any, str] = {}
     names = {}
     for name, x in state.items():
         names[name] = name
-        # A state_dict may have other values, and sparse tensors have no address.
+        # A state_dict may have values that are not tensors, and sparse tensors have no address.
         if isinstance(x, Tensor) and x.layout == torch.strided and x.numel():
             view = (x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg())
             names[name] = first.setdefault(view, name)
@@ -108,9 +127,15 @@ def first_names(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def by_network(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-    """Return a state that `write` wrote of several networks by their names.
+    """Return the state_dict of each network, from a file that `write` wrote for several networks.
 
-    It is empty if a tensor is of none of them.
+    Args:
+        state: the tensors in the file by name.
+        names: the names of the networks.
+
+    Returns:
+        The state_dicts by the networks' names; an empty dictionary if a tensor belongs to none of
+        these networks.
     """
     found: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for key, tensor in state.items():
@@ -122,7 +147,12 @@ def by_network(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, d
 
 
 def with_tied(state: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state with the tensors that a file left out, since the network has them tied."""
+    """Return a state_dict in which tied weights have all of their names, as in the network.
+
+    Args:
+        state: the tensors in a file, which may have each tied weight under one name only.
+        network: the state_dict of the network.
+    """
     first = first_names(network)
     given = {first[name]: tensor for name, tensor in state.items() if name in first}
     return {name: given[first[name]] for name in first if first[name] in given} | dict(state)

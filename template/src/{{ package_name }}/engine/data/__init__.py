@@ -1,1 +1,1 @@
-"""Which samples each rank reads, in which order, with which loading workers."""
+"""Decides which samples each rank reads, in which order, and runs the loading workers."""

@@ -1,4 +1,4 @@
-"""Which rank reads which samples of a map-style dataset, with which random numbers."""
+"""Batches of a map-style dataset: which rank reads which samples, with which random numbers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -14,14 +14,23 @@ Key = tuple[int, int]  # the epoch and the index of a sample
 
 
 class EpochSampler(Sampler[list[Key]]):
-    """Batches of keys for one rank.
+    """Yields the keys of one rank's batches.
 
-    An epoch is a permutation of the dataset that depends on seed and epoch alone. It is cut into
-    global batches, and each rank takes its part of every one. So the position in an epoch is a
-    number of samples, on any world size. The last, incomplete global batch is left out.
+    An epoch is a permutation of the dataset that depends only on the seed and the epoch. The
+    permutation is cut into global batches, and each rank takes its part of every global batch. So
+    the position in an epoch is a number of samples, with any world size. The last global batch is
+    left out if it is incomplete.
+
+    Args:
+        length: samples in the dataset.
+        batch_size: of one rank.
 
     Attributes:
-        epoch, consumed: the epoch, and how many samples of it all ranks together had already.
+        epoch: the epoch to yield, from 0.
+        consumed: how many samples of the epoch all ranks together have used before.
+
+    Raises:
+        UsageError: the dataset has fewer samples than one global batch.
     """
 
     def __init__(self, length: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
@@ -45,16 +54,17 @@ class EpochSampler(Sampler[list[Key]]):
 
 
 class SeededSamples(Dataset):
-    """A map-style dataset whose samples draw the same random numbers in every process.
+    """Wraps a map-style dataset, so that a sample draws the same random numbers in any process.
 
-    A dataset that reads a whole batch at once draws with the seed of the first sample.
+    If the dataset has `__getitems__`, which reads a whole batch at once, it draws with the seed of
+    the first sample.
     """
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:  # noqa: ANN401 - what the dataset has
-        """Return the samples of some keys, all of one epoch."""
+        """Return the samples with these keys, which are all of one epoch."""
         seed = derive("sample", self.seed, keys[0][0])
         indices = [index for _, index in keys]
         if read := getattr(self.dataset, "__getitems__", None):
@@ -70,7 +80,10 @@ class SeededSamples(Dataset):
 def evaluation_batches(
     dataset: Dataset, indices: Sequence[int], batch_size: int, workers: int | Literal["auto"]
 ) -> Iterator[Any]:
-    """Return batches of the samples with these indices, in this order; the last may be smaller."""
+    """Return batches of the samples with these indices, in this order.
+
+    The last batch may be smaller.
+    """
     loader = DataLoader(
         dataset,
         batch_sampler=BatchSampler(indices, batch_size, drop_last=False),

@@ -1,4 +1,4 @@
-"""Seeds that depend only on what they are for, so that no state of a generator must be saved."""
+"""Seeds that depend only on their purpose, so that checkpoints need no state of generators."""
 
 import random
 
@@ -7,15 +7,15 @@ import torch
 
 
 def derive(*key: object) -> int:
-    """Return a seed made from a key alone; different keys give unrelated seeds."""
+    """Return a seed that depends only on the key; different keys give unrelated seeds."""
     return random.Random(" ".join(map(str, key))).getrandbits(62)
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and Python.
+    """Seed the global random generators of torch, NumPy and Python.
 
-    Called before each step and each sample, so that a resumed run draws the same numbers as an
-    uninterrupted one. `torch.manual_seed` does the same, but is slower.
+    This is called before each step and each sample, so that a resumed run draws the same numbers as
+    an uninterrupted one. `torch.manual_seed` also seeds torch's generators, but is slower.
     """
     torch.default_generator.manual_seed(seed)
     for gpus in (torch.cuda, torch.xpu):

@@ -1,9 +1,9 @@
-"""The batches of each step.
+"""Loads the batches of each step.
 
 The type of the dataset that data.py returns decides how ranks and workers share it:
-- A map-style dataset (with a length and an index) is read through `EpochSampler`, in any order. A
-  resumed run goes on at the same sample on any number of ranks.
-- A `ShardStream` is read from front to back, each shard by one worker of one rank.
+- A map-style dataset (with `__len__` and `__getitem__`) is read in the random order of
+  `EpochSampler`. A resumed run continues at the same sample, on any number of ranks.
+- A `ShardStream` is read from front to back. Each shard is read by one worker of one rank.
 """
 
 import time
@@ -27,7 +27,7 @@ from .workers import loading_workers, started
 
 
 class Loaded(NamedTuple):
-    """A batch of this rank, its number of samples, and its weight in means."""
+    """A batch of this rank, its number of samples, and its weight in means over batches."""
 
     batch: Any
     samples: int
@@ -35,17 +35,18 @@ class Loaded(NamedTuple):
 
 
 class StepLoader:
-    """This rank's training batches, a list for each step.
+    """Loads this rank's training batches: a list for each step.
 
     Args:
-        dataset: map-style or `ShardStream`. A map-style dataset may have `__getitems__` (a whole
-            batch at once) and `collate`, which gets what `__getitems__` returns.
-        weigh: returns the weight of a batch; None: its number of samples.
+        dataset: map-style, or a `ShardStream`. A map-style dataset may have the methods
+            `__getitems__`, which reads a whole batch, and `collate`, which gets that result.
+        weigh: returns the weight of a batch; if None, the weight is the number of samples.
 
     Attributes:
-        samples: of all ranks in an epoch, None if unknown.
-        workers: number of loading workers.
-        uneven: whether ranks may have different samples or weights in a step.
+        samples: in an epoch over all ranks; None if unknown.
+        workers: the number of loading workers of this rank.
+        uneven: whether ranks may have different numbers of samples, or different weights, in a
+            step.
 
     Raises:
         UsageError: the ranks can't share the dataset, or it has too few samples or shards.
@@ -61,7 +62,7 @@ class StepLoader:
         self.first: Any = None
         options = loading_workers(settings.workers)
         self.workers: int = options["num_workers"]
-        # Without a generator, each iterator would draw from the global one.
+        # Without its own generator, DataLoader would draw a number from the global one each epoch.
         options |= {"pin_memory": world.device.type == "cuda", "generator": torch.Generator()}
         collate = getattr(dataset, "collate", None)
         if isinstance(dataset, ShardStream):
@@ -84,11 +85,14 @@ class StepLoader:
             self.loader = DataLoader(dataset, collate_fn=collate, **options)
 
     def epoch(self, epoch: int, consumed: int, epoch_steps: int) -> Iterator[list[Loaded]]:
-        """Yield the batches of each remaining step of an epoch, then empty lists.
+        """Yield the batches of each remaining step of an epoch, and then empty lists.
 
         Args:
-            consumed: samples of the epoch that all ranks had before; for a map-style dataset.
-            epoch_steps: steps of it taken before; for a stream, which decodes almost none again.
+            epoch: its number, from 0.
+            consumed: samples of the epoch that all ranks together have used before. A map-style
+                dataset starts after them.
+            epoch_steps: steps of the epoch taken before. A stream skips their batches, and decodes
+                almost none of them.
         """
         batches = self._batches(epoch, consumed, epoch_steps * self.accumulate)
         while True:
@@ -100,7 +104,7 @@ class StepLoader:
 
     def _batches(self, epoch: int, consumed: int, skipped: int) -> Iterator[Loaded]:
         if isinstance(self.dataset, ShardStream):
-            # Workers take turns, so each made at least this many of the batches.
+            # Workers take turns, so each of them made at least this many of the batches.
             share = skipped // max(self.workers, 1)
             self.dataset.set_epoch(epoch, skip=share * self.batch_size)
         else:
@@ -116,19 +120,19 @@ class StepLoader:
                 yield Loaded(batch, samples, weight)
 
     def padded(self, loaded: list[Loaded]) -> list[Loaded]:
-        """Return a step's batches, filled up with spare batches that count no sample.
+        """Return a step's batches, and spare batches if some are missing.
 
-        A rank whose shards are shorter has too few batches, but must take part in every forward and
-        backward pass: the ranks communicate in them.
+        The ranks communicate in every forward and backward pass. So a rank that runs out of batches
+        must take part in the remaining passes. Its spare batches have 0 samples and no weight.
         """
         lacking = self.accumulate - len(loaded) if self.is_stream else 0
         return loaded + [Loaded(self.spare(), 0, 0)] * lacking if lacking else loaded
 
     def spare(self) -> Any:  # noqa: ANN401 - whatever a batch is
-        """Return the first batch of a stream's epoch, for a rank that has no more batches.
+        """Return the first batch of the stream's epoch, to use when a rank has no more batches.
 
-        It changes running statistics of networks. So a resumed run, which skipped this batch, reads
-        it again.
+        A spare batch changes the running statistics of networks. So a resumed run, which skipped
+        the first batch, must read this batch again to give the same result.
         """
         if self.first is None and isinstance(self.dataset, ShardStream):
             self.dataset.set_epoch(self.dataset.epoch)
@@ -139,14 +143,14 @@ class StepLoader:
 
     @staticmethod
     def sizes(loaded: list[Loaded]) -> tuple[int, int]:
-        """Return the samples and the weight of a step's batches."""
+        """Return the number of samples and the weight of a step's batches together."""
         return sum(each.samples for each in loaded), sum(each.weight for each in loaded)
 
     def close(self) -> None:
-        """End the loading workers: they ignore signals, and Python would wait for them at exit."""
+        """End the loading workers. They ignore signals, so Python would wait for them at exit."""
         del self.loader
 
 
 def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[int, Any]:
-    """Return the number of samples with their batch; a batch that starts with SKIPPED is None."""
+    """Return the number of samples and their batch; None if the first sample is SKIPPED."""
     return len(samples), None if samples[0] is SKIPPED else collate(samples)

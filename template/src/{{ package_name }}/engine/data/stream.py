@@ -1,4 +1,4 @@
-"""Training sets that are read from front to back, shard by shard."""
+"""Training sets that are split into shards, each of which is read from front to back."""
 
 import random
 from collections import Counter
@@ -12,25 +12,28 @@ from ..errors import UsageError
 from .seeds import derive, seed_generators
 
 SKIPPED = object()
-"""Stands for a sample that a resumed run had before its stop."""
+"""Stands for a sample that a resumed run has used before its stop."""
 END = object()
 
 
 class ShardStream(IterableDataset):
-    """Samples read from shards; each shard by one worker of one rank, in a new order each epoch.
+    """A dataset of shards. Each shard is read by one worker of one rank.
+
+    The shards have a new random order in each epoch.
 
     Args:
-        shards: what to read, such as file names; at least one for each rank.
-        read: makes an iterator over the samples of one shard; a function of a module or a
-            method, not a lambda: loading workers get it pickled.
-        length: samples of all shards together, if known; the learning rate's schedule needs it,
-            or else --max-steps.
-        shuffle: samples to hold back and draw from at random, since a shard has an order.
+        shards: the shards, such as file names; at least one for each rank.
+        read: takes a shard, and returns an iterator over its samples. Loading workers get it as a
+            pickle, so it must be a function of a module or a method, not a lambda.
+        length: the number of samples in all shards together, if known. The schedule of the learning
+            rate needs it, or --max-steps.
+        shuffle: the size of the shuffle buffer, in samples: each sample is drawn at random from the
+            buffer, since the samples in a shard may be sorted.
         decode: converts what `read` yields, such as the bytes of an image, to a sample. It is
-            called after the shuffling, so that the samples held back stay small; a resumed run does
-            not decode again what it had before its stop.
-        sizes: samples of each shard, if known. The length is their sum, and a resumed run does not
-            read a shard again if it had all of its samples.
+            called after the shuffling, so that the buffer stays small. A resumed run does not
+            decode the samples that it has used before its stop.
+        sizes: the number of samples in each shard, if known. `length` is then their sum, and a
+            resumed run does not read shards of which it has used all samples.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class ShardStream(IterableDataset):
         self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0
 
     def assign(self, rank: int, world_size: int, seed: int) -> None:
-        """Set the rank that reads this copy, the number of ranks, and the seed of the run.
+        """Set the rank that uses this object, the world size, and the seed of the run.
 
         Raises:
-            UsageError: there are fewer shards than ranks, or not one size for each shard.
+            UsageError: there are fewer shards than ranks, or the number of `sizes` is not the
+                number of shards.
         """
         self.rank, self.world_size, self.seed = rank, world_size, seed
         if len(self.shards) < world_size:
@@ -66,7 +70,7 @@ class ShardStream(IterableDataset):
             )
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        """Choose the epoch, and how many samples each worker skips of it."""
+        """Set the epoch, from 0, and the number of samples that each worker skips."""
         self.epoch, self.skip = epoch, skip
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,7 +78,8 @@ class ShardStream(IterableDataset):
         workers, mine = (worker.num_workers, worker.id) if worker else (1, 0)
         order = list(range(len(self.shards)))
         random.Random(derive("shards", self.seed, self.epoch)).shuffle(order)
-        # Ranks first, then workers: a rank has a shard even where some of its workers have none.
+        # Shards are dealt to ranks first, and then to workers. So each rank has a shard, even if
+        # some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
         draws = derive("samples", self.seed, self.epoch, self.rank, mine)
         finished = self._finished(order, draws)
@@ -89,7 +94,7 @@ class ShardStream(IterableDataset):
                 yield sample
 
     def _shuffled(self, samples: Iterable[Any], seed: int) -> Iterator[Any]:
-        """Yield samples in the order in which they are drawn from those held back."""
+        """Yield samples in the order in which they are drawn from the shuffle buffer."""
         draw, held = random.Random(seed), list[Any]()
         for sample in chain(samples, repeat(END)):
             if sample is not END:
@@ -103,10 +108,10 @@ class ShardStream(IterableDataset):
             yield held.pop()
 
     def _finished(self, order: Sequence[int], draws: int) -> Collection[int]:
-        """Return the shards of which all samples are skipped, as far as sizes are known.
+        """Return the shards of which all samples are skipped; none if the sizes are unknown.
 
-        Which sample is drawn depends on how many are held back, not on what they are. So the draws
-        of the skipped samples are repeated with the number of the shard in place of each sample.
+        The draws from the shuffle buffer depend on the number of samples in it, not on the samples.
+        So this repeats the draws with the index of the shard in place of each sample.
         """
         if self.sizes is None:
             return ()
@@ -115,9 +120,9 @@ class ShardStream(IterableDataset):
         return {shard for shard, samples in skipped.items() if samples == self.sizes[shard]}
 
     def _samples(self, shard: int, finished: Collection[int]) -> Iterator[tuple[int, Any]]:
-        """Yield the samples of a shard, each with its seed, the same in every process.
+        """Yield the samples of a shard, each after its seed, which is the same in every process.
 
-        A finished shard is not read: its samples are skipped, and None stands for each.
+        A finished shard is not read. None stands for each of its samples, which will be skipped.
         """
         if self.sizes is not None and shard in finished:
             yield from repeat((0, None), self.sizes[shard])

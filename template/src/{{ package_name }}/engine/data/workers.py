@@ -1,11 +1,11 @@
-"""How loading workers start and end.
+"""Starts and ends loading workers.
 
-A process forked from one with threads, such as those of Gloo, can hang: a lock that a thread held
-stays locked in the copy. So each rank forks its workers from a process without threads, the fork
-server of Python's multiprocessing.
+If a process with threads, such as those of Gloo, is forked, the new process can hang: a lock that a
+thread held stays locked there. So the workers of a rank are forked from a process without threads,
+the fork server of Python's multiprocessing.
 
 Slurm signals every process of a step, but only the ranks act on signals. The fork server and the
-workers ignore them from the moment they start.
+workers ignore signals from the moment when they start.
 """
 
 import multiprocessing
@@ -29,21 +29,24 @@ from ..ranks.signals import StopRequest, ignore_signals
 
 
 def loading_workers(workers: int | Literal["auto"]) -> dict[str, Any]:
-    """Return the options of a DataLoader; `auto` leaves one of this rank's CPUs to the rank."""
+    """Return the options of a DataLoader for a number of workers.
+
+    "auto" is one fewer than the CPUs of this rank, so that the rank keeps one CPU.
+    """
     if workers == "auto":
         workers = Ranks.from_environment(os.environ).cpus(os.environ) - 1
-    # On macOS and Windows, workers start as new programs and are not forked.
+    # On macOS and Windows, workers start as new programs, without a fork.
     context = "forkserver" if workers and sys.platform == "linux" else None
     options = {"num_workers": workers, "multiprocessing_context": context}
     return {**options, "worker_init_fn": _begin}
 
 
 def started(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
-    """Start the workers of a loader, and return its batches of an epoch.
+    """Start the workers of a loader, and return an iterator over its batches of one epoch.
 
     Raises:
-        UsageError: the workers can't start, or can't get the dataset; later: a worker raised a
-            UsageError or was killed.
+        UsageError: the workers can't start, or the dataset can't be pickled for them. The iterator
+            raises it if a worker raised a UsageError or was killed.
     """
     try:
         if loader.multiprocessing_context:
@@ -62,14 +65,14 @@ def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
         try:
             yield from batches
         except (ConnectionError, EOFError):
-            # Perhaps the worker that sent this batch was killed: ask again after a moment, and the
-            # loader raises the RuntimeError below.
+            # The worker that sent this batch may have been killed. If so, the loader raises the
+            # RuntimeError below when it is asked again after a moment.
             time.sleep(1)
             with suppress(ConnectionError, EOFError):
                 next(batches, None)
             raise
     except UsageError as error:
-        # The error of a worker is its traceback, and then the message.
+        # The text of a worker's error is a traceback, which ends with the message.
         raise UsageError(str(error).strip().rpartition("UsageError: ")[2]) from None
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
@@ -81,12 +84,16 @@ def _loaded(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _start_fork_server(module: str) -> None:
-    """Start this rank's fork server, with the dataset's module, unless it runs already."""
-    # The fork server imports these modules, so that no worker has to.
+    """Start this rank's fork server, if it does not run yet.
+
+    Args:
+        module: the name of the dataset's module.
+    """
+    # The fork server imports these modules once, so that workers need not import them.
     multiprocessing.set_forkserver_preload(["torch.utils.data", module])
-    # A new process inherits the blocked signals. The rank gets signals that come meanwhile when it
-    # unblocks them. The resource tracker is started first, because its start, which the fork server
-    # would do, unblocks some signals.
+    # A new process inherits the blocked signals, so the fork server starts with them blocked. If a
+    # signal comes meanwhile, the rank gets it when it unblocks signals. The resource tracker starts
+    # first: otherwise the fork server would start it, and that unblocks some signals.
     for start in (resource_tracker.ensure_running, forkserver.ensure_running):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, StopRequest.SIGNALS)
         try:
@@ -96,9 +103,9 @@ def _start_fork_server(module: str) -> None:
 
 
 def _begin(_worker: int) -> None:
-    """Prepare a new loading worker: ignore signals, and end when the rank ends."""
+    """Prepare a new loading worker: it ignores signals, and ends when its rank ends."""
     ignore_signals()
-    # By default, a batch that can't be sent is dropped, and the rank waits for it without end.
+    # By default, a worker drops a batch that it can't send, and the rank waits for it forever.
     Queue._on_queue_feeder_error = staticmethod(_leave_with_error)  # type: ignore[attr-defined]
     threading.Thread(target=_leave_with_rank, daemon=True).start()
 
@@ -110,7 +117,8 @@ def _leave_with_error(error: Exception, _batch: object) -> None:
 
 
 def _leave_with_rank() -> None:
-    # DataLoader's workers watch their parent, but that is the fork server, which waits for them.
+    # DataLoader's workers end when their parent process ends. But here the parent is the fork
+    # server, which itself waits for the workers.
     rank = multiprocessing.parent_process()
     assert rank is not None
     rank.join()

@@ -1,4 +1,4 @@
-"""What the wall time of this process goes to: at any time, to one part of the training."""
+"""Measures how the wall time of this process is divided between parts of the training."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,17 +8,20 @@ from typing import Any, Literal, get_args
 Part = Literal[
     "starting", "meeting", "steps", "data", "validation", "checkpoints", "profile", "ending"
 ]
-"""`data`: the process waits for the next batches. `profile`: it writes a profile."""
+"""`meeting`: the rank waits for the other ranks at the start. `data`: it waits for batches.
+`profile`: it writes a profile."""
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class Clock:
-    """Adds up the seconds of each part.
+    """Adds up the seconds of each part. At any time, exactly one part runs.
 
     Attributes:
-        part: what goes on now, since the time `since` of `time.perf_counter`.
-        seconds: by part, without what goes on now.
-        mark: returns a context for what a profile shows by this name (tools/profile.py).
+        part: the part that runs now.
+        since: when it began, as a time of `time.perf_counter`.
+        seconds: by part, without the time of the current part since it began.
+        mark: takes a name, and returns a context that a profile shows by this name
+            (tools/profile.py).
     """
 
     def __init__(self) -> None:
@@ -28,7 +31,7 @@ class Clock:
         self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def switch(self, part: Part) -> Part:
-        """Begin a part; return the one that ends."""
+        """Begin a part; return the part that ends."""
         before, now = self.part, time.perf_counter()
         self.seconds[before] += now - self.since
         self.part, self.since = part, now
@@ -46,7 +49,7 @@ class Clock:
 
     @property
     def trained(self) -> float:
-        """The seconds of all steps until now, and of the wait for their data."""
+        """The seconds of all steps until now, with the wait for their data."""
         seconds = self.read()
         return seconds["steps"] + seconds["data"]
 

@@ -1,4 +1,4 @@
-"""The description of a run that trackers get."""
+"""The description of a run for the trackers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ class Run:
 
     Args:
         directory: the run folder, shared by all attempts of the run.
-        store: folder for what the runs of the experiment share, such as a database.
-        name, experiment: the name of the run, and of its group.
+        store: the folder for files that all runs of the experiment share, such as a database.
+        name, experiment: the names of the run and of its experiment.
         settings: the effective settings.
         provenance: commit, packages, machines and so on (provenance.py).
-        tags: words to find the run by.
+        tags: words by which users can find the run.
         resume_step: the step that this attempt resumes from, 0 for a new run.
         run_id: the id that the tracker gave the run in an earlier attempt, None for a new run.
     """
@@ -35,7 +35,7 @@ class Run:
 
 
 def describe_run(settings: Settings, facts: Mapping[str, Any], resume_step: int) -> Run:
-    """Return the description of a run; facts are its provenance."""
+    """Return the description of a run; `facts` is its provenance."""
     folder = Path(str(settings.run_dir)).absolute()
     return Run(
         directory=folder,

@@ -1,4 +1,4 @@
-"""The name of the run folder, and the files that earlier attempts left in it."""
+"""Chooses the run folder, and keeps files that earlier attempts left in it."""
 
 import dataclasses
 import logging
@@ -22,13 +22,13 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
-    """Return the settings with a run folder, the same on every rank; every rank calls this.
+    """Return the settings with `run_dir`, the same on every rank; every rank calls this.
 
-    The name is the job's id, which a requeued job keeps, or that of the first job of a chain. Each
-    task of an array is a separate run.
+    The folder's name is the Slurm job id, which a requeued job keeps. In a chain of jobs, it is the
+    id of the first job. Each task of an array is a separate run. Without Slurm, it is the time.
 
     Raises:
-        UsageError: the tasks of an array have the same `run_dir`.
+        UsageError: `run_dir` is set, so that the tasks of an array would share it.
     """
     if settings.run_dir:
         # Each trial of a sweep has its own folder, and may run in any task of an array.
@@ -41,14 +41,15 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
         return settings
     now = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    # With milliseconds, since a loop may start several runs in a second.
+    # The time has milliseconds, since a loop may start several runs in a second.
     job = os.environ.get("CHAIN_JOB_ID") or os.environ.get("SLURM_JOB_ID")
     name = job or f"{stamp}-{int(now * 1000) % 1000:03}"
-    # slurm/stage.sh says how many steps came before the training.
+    # slurm/stage.sh sets the variable to the number of Slurm steps before the training.
     step = (srun_step(os.environ) or 0) - int(os.environ.get("FIRST_STEP", 0))
-    # The batch script counts its trainings: one that starts again in its job is another step.
+    # Ranks that are started again in the same job are another Slurm step of the same run. So the
+    # batch script counts its runs in RUN_NUMBER.
     if (number := int(os.environ.get("RUN_NUMBER", step))) > 0:
-        # Another training in the same allocation; a requeued job numbers its steps from zero.
+        # This is a later run in the same allocation. A requeued job counts from zero again.
         name += f".{number}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
@@ -57,7 +58,7 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
 
 
 def keep_code(folder: Path) -> None:
-    """Keep the code as it was submitted, in `code/HASH.tar.gz`; slurm/snapshot.sh packed it."""
+    """Copy the submitted code, which slurm/snapshot.sh has packed, to `code/HASH.tar.gz`."""
     if code := snapshot():
         (folder / "code").mkdir(exist_ok=True)
         packed = (code / "code.tar.gz").read_bytes()
@@ -65,10 +66,11 @@ def keep_code(folder: Path) -> None:
 
 
 def keep_earlier(folder: Path, resume_step: int) -> None:
-    """Keep what this attempt would replace.
+    """Keep files that this attempt would replace.
 
-    Checkpoints of later steps, and all results if this attempt starts from step 0, are moved to
-    `earlier-1` or the next number. Settings and provenance are copied to `attempts/`.
+    Checkpoints of later steps are moved to `earlier-1`, or the next free number. If this attempt
+    starts from step 0, all results are moved there, too. Settings and provenance are copied to
+    `attempts/`.
     """
     attempts = folder / "attempts"
     described = [folder / name for name in ("config.yaml", "provenance.json")]

@@ -41,16 +41,18 @@ log = logging.getLogger(__name__)
 
 
 class RunLogger:
-    """The run folder, the trackers and the progress bar. Every rank makes the same calls.
+    """Writes the run folder, and calls the trackers. Every rank makes the same calls.
 
     Args:
-        settings: with a run folder. world: the ranks.
-        trackers: `Trackers` of trackers/dispatch.py with their names; rank 0 starts them.
-        checkpointing: it has the step that this attempt resumes from.
+        settings: the settings with `run_dir`.
+        world: the ranks.
+        trackers: a function that starts the trackers, on rank 0: `Trackers` of
+            trackers/dispatch.py with their names.
+        checkpointing: has the run's position, and the step that this attempt resumes from.
         best: the metric that decides the best checkpoint, and "min" or "max".
 
     Attributes:
-        ending: the status at the end of the run, unless an error ends it.
+        ending: the status of the run if it ends without an error.
 
     Raises:
         UsageError: the run folder can't be written to.
@@ -79,7 +81,7 @@ class RunLogger:
         """Open the files of the run folder, and start the trackers."""
         facts = provenance.collect(world)
         try:
-            # The folders of the run, of its experiment and of all runs may be new.
+            # The folders of the run, the experiment and all runs may be new.
             for folder in list(self.folder.absolute().parents)[:3]:
                 with suppress(OSError):  # another user may own it
                     sync_names(folder)
@@ -92,7 +94,7 @@ class RunLogger:
             self.log = log_to_file(self.folder / "log.txt")
             workers = loading_workers(settings.workers)["num_workers"]
             self.usage = UsageFile(self.folder, workers)
-            self.write_usage()  # the first sample may come later than a stop
+            self.write_usage()  # now, since the run may stop before the first sample
             self.checkpointing.meter.machine.after = self.write_usage
             self.run = describe_run(settings, facts, resume_step)
             self.trackers = trackers(self.run, self.lines.earlier)
@@ -105,11 +107,17 @@ class RunLogger:
 
     @property
     def line_count(self) -> int | None:
-        """The number of lines of metrics.jsonl; None on other ranks than 0."""
+        """The number of lines in metrics.jsonl; None on ranks other than 0."""
         return self.lines.count if self.active else None
 
     def progress_bar(self, epoch: int, done: int, total: int | None) -> tqdm:
-        """Return a bar over an epoch's steps; it shows only in a terminal."""
+        """Return a progress bar for the steps of an epoch; it is visible only in a terminal.
+
+        Args:
+            epoch: its number, from 0.
+            done: steps of the epoch taken before.
+            total: steps of the epoch, None if unknown.
+        """
         return tqdm(
             desc=f"epoch {epoch + 1}",
             initial=done,
@@ -120,14 +128,14 @@ class RunLogger:
         )
 
     def metrics(self, progress: float, values: Mapping[str, float]) -> None:
-        """Record and log the numbers of a step; progress goes from 0 to 1."""
+        """Log the metrics of a step, and update status.json; `progress` is from 0 to 1."""
         if self.active:
             self.status.slow = list(self.checkpointing.meter.slow.said.values())
             self.status.update(self.folder, self.checkpointing.position, progress)
             self.log_numbers(values)
 
-    # Those below are for hooks too. Any rank may call them, but only rank 0 does something. They
-    # log what is known at the current step, to the run folder and to the trackers.
+    # Hooks may also use the methods below, down to `log_histogram`. They log to the run folder and
+    # to the trackers, at the current step. Any rank may call them, but only rank 0 does something.
 
     @property
     def step(self) -> int:
@@ -137,7 +145,7 @@ class RunLogger:
     def log_numbers(self, values: Mapping[str, float]) -> None:
         """Log numbers by name, and write them to metrics.jsonl.
 
-        In `on_step`, prefer `record`, which averages over steps and ranks.
+        In `on_step`, use `record` instead if you want means over steps and ranks.
         """
         if self.active:
             now = time.time()
@@ -147,12 +155,12 @@ class RunLogger:
                 log_step(self.step, values)
 
     def log_image(self, name: str, image: "Figure | Tensor") -> None:
-        """Write a picture to figures/ as PNG.
+        """Write a picture to figures/ as PNG, and send it to the trackers.
 
         Args:
             name: the same at each step, such as "validation/samples".
-            image: a figure of matplotlib; or a tensor of shape (height, width) or
-                (3, height, width): uint8, or float from 0 to 1.
+            image: a matplotlib figure, or a tensor of shape (height, width) or
+                (3, height, width): uint8 from 0 to 255, or float from 0 to 1.
         """
         if self.active:
             from PIL import Image
@@ -162,7 +170,7 @@ class RunLogger:
             self.trackers.call("log_image", name, array, self.step)
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text, and write it to figures/."""
+        """Log a text, write it to figures/, and send it to the trackers."""
         if self.active:
             for line in text.splitlines():
                 log.info("step %d  %s: %s", self.step, name, line)
@@ -170,13 +178,13 @@ class RunLogger:
             self.trackers.call("log_text", name, text, self.step)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Write a table to figures/ as CSV."""
+        """Write a table to figures/ as CSV, and send it to the trackers."""
         if self.active:
             self._keep(name, "csv", as_csv(columns, rows))
             self.trackers.call("log_table", name, columns, rows, self.step)
 
     def log_histogram(self, name: str, values: "Tensor", step: int | None = None) -> None:
-        """Send values to the trackers as a histogram; at the current step, unless one is given."""
+        """Send a histogram of values to the trackers; the step is the current one by default."""
         if self.active:
             array = values.detach().float().cpu().numpy().ravel()
             self.trackers.call("log_histogram", name, array, self.step if step is None else step)
@@ -190,14 +198,14 @@ class RunLogger:
             log.error("could not write %s: %s", path, error.strerror)
 
     def histograms(self, step: int, parameters: "Mapping[str, nn.Parameter]") -> None:
-        """Send parameters and gradients to the trackers, as histograms; every rank calls this."""
+        """Send histograms of parameters and gradients to the trackers; every rank calls this."""
         for name, parameter in parameters.items():
             for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
                 if tensor is not None:
                     self.log_histogram(f"{what}/{name}", full_tensor(tensor.detach()), step)
 
     def flush(self) -> None:
-        """Save what was recorded so far, and write metrics.jsonl to the disk.
+        """Flush the trackers, and write all lines of metrics.jsonl to the disk.
 
         Raises:
             OSError: a line of metrics.jsonl can't be written.
@@ -207,20 +215,24 @@ class RunLogger:
             self.lines.sync()
 
     def write_usage(self) -> None:
-        """Write what this attempt has used."""
+        """Write the usage of this attempt to its file."""
         meter = self.checkpointing.meter
         self.usage.write(meter.ranks, meter.rates(), CLOCK.read())
 
     def log_usage(self) -> dict[str, Any]:
-        """Log what the run has cost; return it. Only rank 0 calls this."""
+        """Log and return the usage of the run; only rank 0 calls this."""
         self.write_usage()
-        usage = total(self.folder) or self.usage.usage  # the disk is full
+        usage = total(self.folder) or self.usage.usage  # if the disk is full, only this attempt
         for line in lines(usage):
             log.info("%s", line)
         return dataclasses.asdict(usage)
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json and log it."""
+        """Write summary.json with these values and the usage, and log the test metrics.
+
+        Raises:
+            UsageError: the file can't be written.
+        """
         if not self.active:
             return
         values = {**values, "usage": self.log_usage()}
@@ -240,7 +252,7 @@ class RunLogger:
         return self
 
     def __exit__(self, _kind: object, failure: BaseException | None, _traceback: object) -> None:
-        """End the run in the trackers, and close the files."""
+        """Write the final status, end the run in the trackers, and close the files."""
         if not self.active:
             return
         state, step = self.status, self.checkpointing.position.step
@@ -259,7 +271,7 @@ class RunLogger:
             state.missed_by = missed_by
             state.write(self.folder)
         self.write_usage()
-        with suppress(OSError):  # the disk is full
+        with suppress(OSError):  # the disk may be full
             self.lines.file.close()
         notify(state, self.run, self.tested)
         logging.getLogger().removeHandler(self.log)

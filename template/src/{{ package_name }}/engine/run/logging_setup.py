@@ -1,4 +1,4 @@
-"""The prefix of log lines, and where they go: the terminal, and log.txt in the run folder."""
+"""Sends log lines to the terminal and to log.txt in the run folder, with a prefix."""
 
 import logging
 from logging.handlers import MemoryHandler
@@ -10,7 +10,10 @@ from ..ranks.world import World
 
 
 def set_up_logging(world: World, all_ranks: bool) -> None:
-    """Prefix log lines with the rank; other ranks than 0 log warnings only, unless all_ranks."""
+    """Log to the terminal, with the rank as a prefix.
+
+    Ranks other than 0 log only warnings and errors, unless `all_ranks` is true.
+    """
     level = logging.INFO if world.is_main or all_ranks else logging.WARNING
     shown = logging.StreamHandler()
     shown.setFormatter(
@@ -18,13 +21,15 @@ def set_up_logging(world: World, all_ranks: bool) -> None:
     )
     logging.basicConfig(level=level, handlers=[shown], force=True)
     if world.is_main:
-        # Keeps the lines until `log_to_file` opens the file.
+        # This handler keeps the lines until `log_to_file` opens the file.
         logging.getLogger().addHandler(MemoryHandler(capacity=0))
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs the fonts that it finds
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it would log the fonts it finds
 
 
 def log_to_file(path: Path) -> logging.Handler:
-    """Append log lines to a file too, with those logged before; lines are lost on a full disk.
+    """Append log lines to a file, too, first those that were logged before.
+
+    If the disk is full, lines are lost.
 
     Raises:
         OSError: the file can't be opened.
@@ -42,7 +47,7 @@ def read_log(folder: Path) -> str:
     """Return the content of log.txt for a tracker: at most its last 4 MiB, without secrets.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     text = read_bytes(folder / "log.txt", 2**22, last=True).decode(errors="replace")
     return without_secrets(text)

@@ -1,4 +1,4 @@
-"""What this rank uses of its node and its GPU, beside what it may use."""
+"""Samples the resources of the node and the GPU that this rank uses."""
 
 import os
 import socket
@@ -18,15 +18,15 @@ from .clock import CLOCK
 from .usage import Rank
 
 GIB = 2**30
-INTERVAL = 10  # seconds between two looks at all processes, which take milliseconds
+INTERVAL = 10  # seconds between two samples of all processes, which take milliseconds
 PROCESS = psutil.Process()
 
 
 class Machine:
-    """Samples what this rank uses, in a thread, as some libraries of GPUs take 0.1 s to answer.
+    """Samples the usage of this rank in a thread, since some GPU libraries take 0.1 s to answer.
 
     Attributes:
-        after: called in the thread every INTERVAL.
+        after: a function that the thread calls every INTERVAL seconds.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,15 +34,15 @@ class Machine:
         self.after: Callable[[], object] = lambda: None
         self.gpu: Any = torch.get_device_module(device.type) if device.type in BACKENDS else None
         self.seconds = self.cpu_seconds = self.gib = self.node_gib = self.node_limit_gib = 0.0
-        self.busy: list[float] = []  # samples: percent of the time
+        self.busy: list[float] = []  # samples of the GPU's utilization, in percent
         self.watts: list[float] = []
-        self.logged = 0  # samples of `busy` that log lines have had
+        self.logged = 0  # how many samples of `busy` were in log lines
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="machine", daemon=True)
         self.thread.start()
 
     def describe(self) -> Rank:
-        """Return what this rank had used at the last sample, and what it may use."""
+        """Return the usage of this rank at the last sample, and its limits."""
         gpu: Any = gpu_properties(self.device)
         return Rank(
             host=socket.gethostname(),
@@ -62,20 +62,20 @@ class Machine:
         )
 
     def gpu_percent(self) -> float | None:
-        """Return the mean use of the GPU since the last call, None if it is unknown."""
+        """Return the mean utilization of the GPU since the last call, None if it is unknown."""
         new = self.busy[self.logged :] or self.busy[-1:]
         self.logged = len(self.busy)
         return _mean(new) if new else None
 
     def sample(self) -> None:
-        """Note the processors and the memory in use; any thread may call this."""
+        """Sample CPU time and memory; any thread may call this."""
         self.seconds = time.time() - PROCESS.create_time()
         seconds, memory = 0.0, 0
-        with suppress(psutil.Error):  # they may end meanwhile
-            seconds, memory = sum(PROCESS.cpu_times()[:4]), _peak()  # with ended children's
+        with suppress(psutil.Error):  # a child process may end meanwhile
+            seconds, memory = sum(PROCESS.cpu_times()[:4]), _peak()  # includes ended children
             for each in PROCESS.children(recursive=True):
                 seconds += sum(each.cpu_times()[:4])
-                memory += each.memory_full_info().uss  # without what it shares with this rank
+                memory += each.memory_full_info().uss  # without memory that it shares
         self.cpu_seconds, self.gib = max(self.cpu_seconds, seconds), max(self.gib, memory / GIB)
         if found := cgroup_memory():
             self.node_gib, self.node_limit_gib = max(self.node_gib, found[0]), found[1]
@@ -83,7 +83,7 @@ class Machine:
     def close(self) -> None:
         """End the thread."""
         self.closed.set()
-        self.thread.join(5)  # the library of a GPU that is lost may never answer
+        self.thread.join(5)  # if a GPU is lost, its library may never answer
 
     def _watch(self) -> None:
         second = 0
@@ -96,11 +96,11 @@ class Machine:
             second += 1
 
     def _sample_gpu(self) -> None:
-        # Whatever the vendor's library raises: it may lack a function, or a permission.
+        # The vendor's library may be missing or refuse access, with any class of exception.
         with suppress(Exception):
             self.busy.append(float(self.gpu.utilization(self.device)))
         with suppress(Exception):
-            unit = 1000 if self.device.type == "cuda" else 1  # mW, but W on XPU
+            unit = 1000 if self.device.type == "cuda" else 1  # torch gives mW on cuda, W on xpu
             self.watts.append(self.gpu.power_draw(self.device) / unit)
 
 
@@ -109,7 +109,7 @@ def _mean(samples: list[float]) -> float:
 
 
 def _peak() -> int:
-    """Return the most bytes of memory that this process had; on Linux, else what it has."""
+    """Return the peak memory of this process in bytes; except on Linux, its current memory."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text("utf-8")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -119,10 +119,10 @@ def _peak() -> int:
 def cgroup_memory(
     groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> tuple[float, float] | None:
-    """Return the memory in use and its limit in GiB, of the innermost cgroup that has a limit.
+    """Return the memory in use and the limit, both in GiB, of the innermost cgroup with a limit.
 
-    Memory of files that the kernel can drop at once does not count. Slurm limits the memory of jobs
-    and steps so, with either version of cgroups:
+    Slurm uses cgroups of version 1 or 2 to limit the memory of jobs and steps. Cached files that
+    the kernel can drop at once do not count.
     https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
     https://docs.kernel.org/admin-guide/cgroup-v2.html
     """
@@ -139,7 +139,7 @@ def cgroup_memory(
             base, limit_file, used_file, dropped = versions[controller]
             folder = Path(f"{base}{path}")
             for each in (folder, *folder.parents):
-                # Those above have limits of other things. Without a limit, it is a word or huge.
+                # Without a limit, the file has a word or a huge number.
                 with suppress(OSError, ValueError):
                     limit = int((each / limit_file).read_text("utf-8"))
                     if limit < psutil.virtual_memory().total:

@@ -1,4 +1,4 @@
-"""Pictures and tables of a run, as its files and the trackers have them."""
+"""Converts pictures, histograms and tables for files and trackers."""
 
 import csv
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def pixels(image: "Figure | Tensor") -> np.ndarray:
-    """Return a picture as uint8 of shape (height, width, 3).
+    """Return a picture as a uint8 array of shape (height, width, 3).
 
     Args:
-        image: a figure of matplotlib; or a tensor of shape (height, width), (1, height, width) or
-            (3, height, width): uint8, or float from 0 to 1.
+        image: a matplotlib figure, or a tensor of shape (height, width), (1, height, width) or
+            (3, height, width): uint8 from 0 to 255, or float from 0 to 1.
 
     Raises:
         ValueError: the tensor has another shape.
@@ -41,10 +41,10 @@ def pixels(image: "Figure | Tensor") -> np.ndarray:
 
 
 def binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how the finite values are distributed over 64 bins: counts (64,), and edges (65,).
+    """Return a histogram of the finite values: the counts in 64 bins, and the 65 edges.
 
-    numpy raises an error where the range can't be cut into bins, or overflows. So values that are
-    equal but for rounding get a wider range, and those near the largest float are clipped.
+    NumPy raises an error if the range is too narrow for bins, or overflows. So the range is widened
+    if all values are equal except for rounding, and values near the largest float are clipped.
     """
     limit = np.finfo(float).max / 4
     finite = values[np.isfinite(values)].astype(float).clip(-limit, limit)
@@ -57,7 +57,7 @@ def binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table as CSV, with the columns' names in the first line."""
+    """Return a table as CSV text, with the names of the columns in the first line."""
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()

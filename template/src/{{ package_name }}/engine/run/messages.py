@@ -1,4 +1,4 @@
-"""The lines of the log: of a start, a resume and a step. logging_setup.py has their prefix."""
+"""The log lines at the start, at a resume and at a step. logging_setup.py sets their prefix."""
 
 import logging
 from collections.abc import Mapping
@@ -56,17 +56,17 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
         )
     before = state["settings"]
     for name, value in settings.as_dict().items():
-        # A setting that the earlier version did not have is not worth a warning.
+        # There is no warning for a setting that the version before did not have.
         expected = name in ("config", "run_dir", "resume", "dry_run", "profile", "profile_ranks")
         if not expected and before.get(name, value) != value:
             was, effect = printable(str(before[name])), ""
             if name in ("epochs", "max_steps"):
-                # The rate of a finished run has come down, and goes up again if it is prolonged.
+                # If a finished run is made longer, its learning rate, which has fallen, rises.
                 effect = ": the schedule spans the new length, so the learning rate may go up again"
             log.warning("%s was %s at the checkpoint, now %s%s", name, was, value, effect)
 
 
 def log_step(step: int, values: Mapping[str, float]) -> None:
-    """Log the metrics of a step, without those of the machine."""
+    """Log the metrics of a step, without those of the machine (`system/...`)."""
     shown = (f"{k} {v:.5g}" for k, v in values.items() if not k.startswith("system/"))
     log.info("step %d  %s", step, "  ".join(shown))

@@ -1,4 +1,4 @@
-"""What is measured: means over steps and ranks, and a line of JSON for each logged step."""
+"""Measures speed and resource usage, and writes metrics.jsonl."""
 
 import json
 import logging
@@ -21,16 +21,18 @@ log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Measures speed and usage of the machine, and reads all that was recorded for a log line.
+    """Measures speed and resource usage, and reads all recorded numbers for a log line.
 
     Args:
-        device: this rank's.
-        unit: what weights count, such as "samples" or "tokens".
+        device: of this rank.
+        unit: what the weight of a batch counts, such as "samples" or "tokens".
 
     Attributes:
-        trained_seconds: time of the steps of all attempts, and of the wait for their data.
-        slow: the ranks that compute more slowly than the others.
-        machine: what this rank uses. ranks: what each rank had used at the last checkpoint.
+        trained_samples, trained_weight: of all steps in all attempts, over all ranks.
+        trained_seconds: the time of these steps, with the wait for their data.
+        slow: finds ranks that compute more slowly than the others.
+        machine: samples the resource usage of this rank.
+        ranks: the usage of each rank at the last checkpoint.
     """
 
     def __init__(self, device: torch.device, unit: str) -> None:
@@ -39,10 +41,10 @@ class Meter:
         self.slow, self.machine = SlowRanks(), Machine(device)
         PROCESS.cpu_percent()  # the first answer is always 0
         self.ranks: list[Rank] = []
-        self.until = CLOCK.trained  # the steps until then
+        self.until = CLOCK.trained  # steps before this time are counted
 
     def count(self, samples: int, weight: int) -> float:
-        """Count a step, by the samples and the weight of all ranks' batches; return its seconds."""
+        """Count a step with the samples and the weight of all ranks; return its seconds."""
         trained = CLOCK.trained
         seconds, self.until = trained - self.until, trained
         RECORDER.add(self.rate, weight / seconds, seconds)
@@ -52,7 +54,7 @@ class Meter:
         return seconds
 
     def read(self, world: World) -> dict[str, float]:
-        """Return the metrics over all ranks, losses first, and start again from zero.
+        """Return the recorded metrics over all ranks, losses first, and reset them.
 
         Every rank calls this.
         """
@@ -63,9 +65,9 @@ class Meter:
         return losses | metrics
 
     def _record_usage(self) -> None:
-        """Record memory, processor and GPU; of memory, the largest value of all ranks counts."""
+        """Record the usage of memory, CPU and GPU: means over ranks, but the maximum of memory."""
         record("system/memory_gib", PROCESS.memory_info().rss / GIB, "max")
-        # Percent of one core, since the last call: four busy threads are 400.
+        # In percent of one core since the last call: four busy threads give 400.
         record("system/cpu_percent", PROCESS.cpu_percent())
         if self.machine.gpu:
             memory = self.machine.gpu.max_memory_reserved(self.device)
@@ -74,12 +76,12 @@ class Meter:
             record("system/gpu_percent", percent)
 
     def gather(self, world: World) -> None:
-        """Learn what each rank has used until now; every rank calls this."""
+        """Collect the usage of each rank until now; every rank calls this."""
         self.machine.sample()
         self.ranks = world.gather(self.machine.describe())
 
     def rates(self) -> dict[str, float]:
-        """Return the samples, and their weight, per second of training in all attempts."""
+        """Return the samples and the weight per second of training, in all attempts."""
         seconds = max(self.trained_seconds, 1e-9)
         return {
             "samples_per_second": self.trained_samples / seconds,
@@ -87,7 +89,7 @@ class Meter:
         }
 
     def state_dict(self, world: World) -> dict[str, Any]:
-        """Return what a resumed run must know; every rank calls this."""
+        """Return the state for a resumed run; every rank calls this."""
         state = world.gather((RECORDER.state_dict(), self.machine.describe()))
         recorded, self.ranks = map(list, zip(*state, strict=True))
         trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
@@ -102,15 +104,17 @@ class Meter:
 
 
 class JsonLines:
-    """`metrics.jsonl`: one JSON object a line, flushed as written; for rank 0.
+    """Writes `metrics.jsonl`: one JSON object in each line; only rank 0 uses this.
 
     Args:
-        resume_step, count: step and number of lines at the checkpoint that the run resumes from.
-            Later lines are dropped, since this run writes them again; so is a line that was cut
-            off.
+        path: the file. A resumed run continues it.
+        resume_step: the step of the checkpoint that the run resumes from; 0 for a new run.
+        count: the number of lines at the checkpoint. Later lines are removed, since this run writes
+            them again. Incomplete lines are removed, too.
 
     Attributes:
-        earlier: the lines that are kept. count: the number of all lines.
+        earlier: the lines of earlier attempts that are kept.
+        count: the number of all lines.
     """
 
     def __init__(self, path: Path, resume_step: int, count: int | None = None) -> None:
@@ -118,7 +122,7 @@ class JsonLines:
         self.earlier = lines[:count]
         self.count = len(self.earlier)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.earlier))
-        # The buffer keeps what a full disk does not take, and writes it later.
+        # If the disk is full, the buffer keeps the lines, and later writes may succeed.
         self.file = open_regular(path, "ab", buffering=2**20)
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -135,7 +139,7 @@ class JsonLines:
         """Write all lines to the disk; any thread may call this.
 
         Raises:
-            OSError: some can't be written.
+            OSError: a line can't be written.
         """
         self.file.flush()
         os.fsync(self.file.fileno())

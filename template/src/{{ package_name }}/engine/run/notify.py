@@ -1,6 +1,6 @@
-"""Tells a webhook, such as a chat's, how a run ended: NOTIFY_URL in .env is its address.
+"""Tells a webhook, for example of a chat, how a run ended. NOTIFY_URL in .env is its address.
 
-The address is a secret: what is logged has no more of it than the host.
+The address is a secret, so log lines contain only its host.
 """
 
 import json
@@ -22,15 +22,15 @@ from .status import StatusFile
 
 log = logging.getLogger(__name__)
 
-# How long the end of a run waits for the answer; a job that is stopped has less time.
+# Seconds for which the end of a run waits for an answer. A job that is stopped has less time.
 SECONDS = {"finished": 5, "failed": 5, "preempted": 2}
 PACKAGE = __package__.partition(".")[0]
 
 
 def notify(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> None:
-    """Post the last state of a run and its metrics, as JSON; a failure is a line in the log.
+    """Post the final state and the metrics of a run as JSON. A failure is only logged.
 
-    Trials of a sweep tell nothing: they are many.
+    Trials of a sweep post nothing, since there are many.
     """
     url, seconds = os.environ.get("NOTIFY_URL"), SECONDS[state.status]
     if not url or "SWEEP_TRIAL" in os.environ:
@@ -41,23 +41,23 @@ def notify(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> None:
         failures.put(_post(url, seconds, state, run, metrics))
 
     try:
-        # In a thread: nothing else limits how long a name is looked up.
+        # A thread is used because the DNS lookup has no time limit of its own.
         threading.Thread(target=post, name="notify", daemon=True).start()
         failure = failures.get(timeout=seconds)
     except queue.Empty:
         failure = f"no answer within {seconds} seconds"
-    except RuntimeError as error:  # the limit of threads
+    except RuntimeError as error:  # the limit on threads is reached
         failure = str(error)
     if failure:
         log.warning("NOTIFY_URL did not take how the run ended: %s", failure)
 
 
 def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:
-    """Return what is posted; Slack and Mattermost show `text`, Discord `content`."""
+    """Return the JSON to post. Slack and Mattermost show `text`, Discord shows `content`."""
     best = {} if state.best_score is None else {state.best_metric: state.best_score}
     numbers = {name: x for name, x in {**best, **metrics}.items() if math.isfinite(x)}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-    # Cut only after the secrets are out: the half of one would not be found.
+    # Remove secrets before the text is cut: half of a secret would not be found.
     error = state.error and without_secrets(state.error)[:1000]
     text = f"{PACKAGE}: {run.name} {state.status} at step {state.step}"
     text = without_secrets(text + "".join(f": {each}" for each in (error, shown) if each))
@@ -81,29 +81,29 @@ def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 - as urllib has it
-        """Follow none: the body is for the host that the user named."""
+        """Follow no redirect: the message is only for the host that the user named."""
 
 
 def _post(
     url: str, seconds: float, state: StatusFile, run: Run, metrics: Mapping[str, float]
 ) -> str:
-    """Post the end of a run; return what failed, "" if nothing did."""
+    """Post how a run ended; return the reason of a failure, "" if there was none."""
     host = "it"
     try:
         address = urlsplit(url)
         host = address.hostname or ""
-        # Of a login, urllib would make a part of the host's name.
+        # urllib would take a login as a part of the host's name.
         if address.scheme not in ("http", "https") or not host or "@" in address.netloc:
             return "it must begin with https://, or http://, and a host, without a login"
-        # Discord refuses what urllib calls itself.
+        # Discord refuses urllib's own User-Agent.
         headers = {"Content-Type": "application/json", "User-Agent": PACKAGE}
         request = urllib.request.Request(url, _body(state, run, metrics), headers)
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds):
             return ""
     except HTTPError as error:
         return f"{host} answered {error.code}"
-    except Exception as error:  # of the socket, of TLS, of the protocol, of the address
+    except Exception as error:  # errors of the socket, TLS, HTTP or the URL have many classes
         cause = getattr(error, "reason", error)
-        # A reason in words has none of the address; the text of another error may.
+        # A reason that is a text has no part of the URL, but the text of other errors may.
         known = cause if isinstance(cause, str) else getattr(cause, "strerror", None)
         return f"{host}: {without_secrets(known or type(cause).__name__)}"

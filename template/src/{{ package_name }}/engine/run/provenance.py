@@ -1,4 +1,4 @@
-"""Where a run came from: code, template, packages, machines."""
+"""Collects where a run comes from: code, template, packages and machines."""
 
 import json
 import logging
@@ -23,8 +23,9 @@ from ..ranks.world import World
 log = logging.getLogger(__name__)
 
 LONGEST_DIFF = 100_000  # characters
-# Values with a digit that follow a name: api_key=..., environ["KEY"] = ..., "--token", "..." The
-# digit is looked for in the value alone: in a long line of minified text, it would take minutes.
+# Values that follow the name of a secret and have a digit, in forms such as api_key=...,
+# environ["KEY"] = ... and "--token", "...". Only the next 100 characters are searched for the
+# digit: in a long line of minified text, a search without a limit would take minutes.
 KEYS = re.compile(
     r"""(?ix) ( (?:key|token|secret|passw(?:or)?d)
         (?: ["'\])]* (?::\s?str)? \s*[:=]\s* ["']? | ["']\s*,\s*["'] ) | bearer\s )
@@ -33,15 +34,15 @@ KEYS = re.compile(
 
 
 def collect(world: World) -> dict[str, Any]:
-    """Return what is needed to explain and repeat a run, as plain values.
+    """Return the facts that are needed to explain and repeat a run, for JSON.
 
-    Only Slurm's and the container's variables are read: others may hold secrets.
+    Only the environment variables of Slurm and the container are kept: others may hold secrets.
     """
     code = snapshot()
     diff = hidden(_kept(code, "diff") if code else _diff() or "")
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n... and {len(diff) - LONGEST_DIFF} characters more"
-    # Images lack git: the batch script or a release sets the variable.
+    # Container images lack git, so the batch script or the image of a release sets the variable.
     commit = os.environ.get("PROJECT_COMMIT") or _git("rev-parse", "HEAD")
     if code:
         commit = _kept(code, "commit") or None
@@ -49,14 +50,14 @@ def collect(world: World) -> dict[str, Any]:
     if "CODE_DIR" in os.environ and here / "src" in Path(__file__).parents:
         log.warning("this job runs the code of now, not that submitted: run 'make image' again")
     if commit is None and any((each / ".git").exists() for each in (here, *here.parents)):
-        # Such as where the folder is another user's.
+        # For example, git refuses a folder that another user owns.
         log.warning("provenance.json has no commit: 'git rev-parse HEAD' fails here and says why")
     packages: dict[str, str] = {}
     for each in distributions():
-        with suppress(OSError, KeyError):  # pip may have left a half of one
+        with suppress(OSError, KeyError):  # pip may have left a package half removed
             if each.metadata and (name := each.metadata["Name"]):
                 packages[name] = each.metadata["Version"]
-    # Either may hold a secret: a flag, or the login in the address of the template.
+    # Both may hold a secret: the value of a flag, or a login in the template's URL.
     started = json.dumps([sys.argv, _answers()], ensure_ascii=False, default=str)
     command, template = json.loads(hidden(started))
     return {
@@ -79,13 +80,13 @@ def collect(world: World) -> dict[str, Any]:
             for key, value in sorted(os.environ.items())
             if key.startswith(("SLURM_JOB", "SLURM_ARRAY", "SLURM_RESTART", "SLURM_CLUSTER"))
         },
-        # Apptainer sets the first; for pyxis, the batch script sets the second.
+        # Apptainer sets the first variable. For pyxis, the batch script sets the second one.
         "container": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("PROJECT_IMAGE"),
     }
 
 
 def _answers() -> Any:  # noqa: ANN401 - any YAML
-    """Return the answers that the project was rendered with, None in an image without them."""
+    """Return the template's answers of this project, None if an image lacks the file."""
     path = as_submitted(Path(".copier-answers.yml"))
     try:
         return yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
@@ -97,30 +98,30 @@ def _answers() -> Any:  # noqa: ANN401 - any YAML
 
 
 def hidden(text: str) -> str:
-    """Return a text without what looks like a secret."""
+    """Return a text in which everything that looks like a secret is replaced."""
     return without_secrets(KEYS.sub(r"\1<secret>", text))
 
 
 def _kept(code: Path, name: str) -> str:
-    """Return what git said when the snapshot was taken, "" where there was no git or no commit."""
+    """Return a file of git's output from when the snapshot was taken, "" if there is none."""
     path = code / "git" / name
     return path.read_text("utf-8", "replace").rstrip("\n") if path.exists() else ""
 
 
 def _diff() -> str | None:
-    """Return the difference between the commit and the code, with new files in src/."""
+    """Return the difference between the commit and the files, with new files in src/."""
     with suppress(OSError), tempfile.TemporaryDirectory() as folder:
-        # New files are added to a copy of the index, so that the index does not change.
+        # New files are added to a copy of git's index, so that the user's index does not change.
         index = shutil.copy2(_git("rev-parse", "--git-path", "index") or "", folder)
         _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
-        paths = (":/", ":!slurm/site.sh")  # that may hold a key
+        paths = (":/", ":!slurm/site.sh")  # site.sh may hold a key
         words = ("diff", "--no-ext-diff", "--no-color", "HEAD", "--", *paths)
         return _git(*words, GIT_INDEX_FILE=index)
     return None
 
 
 def _git(*arguments: str, **env: str) -> str | None:
-    """Return what git prints, None where there is no git or no repository."""
+    """Return the output of git, None if it fails, for example without git or a repository."""
     try:
         done = subprocess.run(
             ["git", *arguments],

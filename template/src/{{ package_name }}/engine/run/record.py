@@ -1,12 +1,12 @@
-"""Numbers that each rank records between two log lines, and their reduction over all ranks.
+"""Records numbers between two log lines, and reduces them over all ranks.
 
-Call `record` where a number arises, such as in model.py:
+Call `record` where the number is computed, for example in model.py:
 
     record("confidence", outputs.softmax(1).amax(1).mean(), weight=len(outputs))
 
-In training this is the metric train/confidence, in an evaluation validation/confidence or
+In training, this is the metric train/confidence. In an evaluation, it is validation/confidence or
 test/confidence. A tensor stays on its device until the line is logged, so that no step waits for
-it. What a loading worker records is lost: it is another process.
+it. Numbers that a loading worker records are lost, since it is another process.
 """
 
 import math
@@ -24,22 +24,22 @@ from ..ranks.world import World
 
 How = Literal["mean", "sum", "max"]
 LOSS = re.compile(r"train/(\w+_)?loss")
-# The names that the training loop and evaluations log.
+# Names that the training loop and evaluations use for their own metrics.
 TAKEN = re.compile(
     r"train/(lr(/.*)?|(data|slowest_hook)_seconds|\w+_per_second|mfu_percent"
     r"|(\w+_)?(loss|gradient_norm))|(validation|test)/.*"
 )
 NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)
 Values = dict[str, tuple[How, Any, float]]
-"""By name: how, the sum or the maximum (a float or a tensor), and the sum of weights."""
+"""By name: the reduction, the sum or the maximum (a float or a tensor), and the sum of weights."""
 
 
 class Recorder:
-    """What a rank has recorded since the last reading.
+    """Keeps the numbers that this rank has recorded since the last `read`.
 
     Attributes:
-        split: the name of the evaluation that is running, "" in training.
-        of_ranks: what `read` got from each rank.
+        split: the split of the evaluation that runs now, "" in training.
+        of_ranks: the numbers of each rank at the last `read`.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,14 @@ class Recorder:
     def record(
         self, name: str, value: float | Tensor, how: How = "mean", weight: float = 1.0
     ) -> None:
-        """Record a number.
+        """Record a number for the next log line, or for the result of an evaluation.
 
         Args:
-            name: of the metric; a name without a slash gets the split as its prefix.
-            value: a number or a tensor of one.
-            how: how steps and ranks are reduced: to their mean, sum or maximum.
-            weight: of the value in a mean, such as its number of samples. With weight 0 the value
+            name: of the metric. A name without a slash gets the prefix "train/"; in an evaluation,
+                the prefix is the split.
+            value: a real number, or a tensor with one element.
+            how: the reduction over steps and ranks: "mean", "sum" or "max".
+            weight: of the value in a mean, such as the number of samples. With weight 0, the value
                 does not count, even if it is nan.
 
         Raises:
@@ -85,10 +86,10 @@ class Recorder:
         self.add(name, value, weight, how)
 
     def add(self, name: str, value: float | Tensor, weight: float, how: How = "mean") -> None:
-        """Add a value, as `record` does, but under any name."""
+        """Record a number as `record` does, but without checks: the name may be a taken one."""
         value = _exact(value)
         if how == "mean":
-            # Not zero times the value, which may be nan.
+            # The value may be nan, and zero times nan is nan.
             value = value * weight if weight else torch.zeros_like(value)
         if name in self.values:
             _, before, weights = self.values[name]
@@ -98,7 +99,10 @@ class Recorder:
 
     @contextmanager
     def apart(self, split: str = "unused") -> Iterator[None]:
-        """Record apart, such as for an evaluation; what is not read before the end is dropped."""
+        """Return a context with its own numbers, for example for an evaluation.
+
+        At the end of the context, numbers that were not read are dropped.
+        """
         before = self.values, self.split
         self.values, self.split = {}, split
         try:
@@ -107,17 +111,17 @@ class Recorder:
             self.values, self.split = before
 
     def state_dict(self) -> Values:
-        """Return what this rank has."""
+        """Return the numbers of this rank."""
         return {name: (how, float(v), weight) for name, (how, v, weight) in self.values.items()}
 
     def load_state_dict(self, state: Sequence[Values], world: World) -> None:
         """Continue from the `state_dict` of each rank of an interrupted run.
 
-        Each rank takes what it had, so that the sums are the same to the last digit. On another
-        number of ranks, rank 0 takes what all had.
+        Each rank takes its own numbers, so that sums are the same to the last digit. If the number
+        of ranks has changed, rank 0 takes the numbers of all ranks.
 
         Raises:
-            ValueError, TypeError, AttributeError: it is no `state_dict`.
+            ValueError, TypeError, AttributeError: the state is not a list of these.
         """
         state = [
             {name: (how, float(v), float(weight)) for name, (how, v, weight) in each.items()}
@@ -129,10 +133,10 @@ class Recorder:
             self.values = merge(state)
 
     def read(self, world: World) -> dict[str, float]:
-        """Return the metrics over all ranks, and start again from zero; every rank calls this.
+        """Return the metrics over all ranks, and reset them; every rank calls this.
 
         Raises:
-            UsageError: two ranks recorded a name in two ways.
+            UsageError: ranks recorded the same name with different reductions.
         """
         state, self.values = world.gather(self.state_dict()), {}
         self.of_ranks = state
@@ -144,7 +148,11 @@ class Recorder:
 
 
 def merge(state: Sequence[Values]) -> Values:
-    """Return the sums and maxima over ranks; raise UsageError for a name recorded in two ways."""
+    """Return the sums and maxima over ranks.
+
+    Raises:
+        UsageError: ranks recorded the same name with different reductions.
+    """
     found: Values = {}
     for name, (how, value, weight) in (each for values in state for each in values.items()):
         if name in found:
@@ -153,7 +161,7 @@ def merge(state: Sequence[Values]) -> Values:
                 raise UsageError(f"'{name}' is recorded as {how} and as {known}: choose one")
             if how != "max":
                 value += before
-            elif before > value or before != before:  # a nan stays
+            elif before > value or before != before:  # nan: it stays
                 value = before
             weight += weights
         found[name] = (how, value, weight)
@@ -161,7 +169,7 @@ def merge(state: Sequence[Values]) -> Values:
 
 
 def _exact(value: float | Tensor) -> Tensor:
-    """Return a number as a tensor of shape (), on its device, in a type that adds up exactly."""
+    """Return a number as a tensor of shape (), on its device, with the dtype of sums."""
     if not isinstance(value, Tensor):
         return torch.tensor(float(value), dtype=torch.float64)
     return value.detach().reshape(()).to(sum_dtype(value.device))

@@ -1,9 +1,10 @@
 """Makes sure that only one training at a time uses a run folder.
 
 Each attempt at a run has a file: `attempts/1.json`, `attempts/2.json` and so on. The attempt with
-the highest number owns the folder. A process becomes the owner by creating the next number, which
-only one process can do, on shared file systems too. The owner updates the time of its file; an
-attempt that no longer does so, or whose process has ended, is dead, and the next one may follow it.
+the highest number owns the folder. A process becomes the owner when it creates the file with the
+next number. Only one process can do this, even on a shared file system. The owner updates the
+modification time of its file. An attempt is dead if its process has ended or if it no longer
+updates the time. Then the next attempt may take the folder.
 """
 
 import dataclasses
@@ -30,19 +31,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 20  # seconds between two updates of the time of the attempt's file
-SILENCE_LIMIT = 300  # seconds without an update after which an attempt on another node is dead
+HEARTBEAT = 20  # seconds between two updates of the file's modification time
+SILENCE_LIMIT = 300  # seconds without an update until an attempt on another node counts as dead
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """The process that has, or had, a run folder.
+    """A process that owns, or owned, a run folder.
 
     Args:
-        host, system: the machine; the boot and the container that its process number belongs to.
-        pid, started: the process, and when it started, in seconds since the machine did.
-        cluster, job, restart: Slurm's, None outside of it.
-        start: how often the batch script had started the ranks again in this start of the job.
+        host: the name of the machine.
+        system: the ids of the machine's boot and of the container. A pid is unique within both.
+        pid: of the process.
+        started: when the process started, in seconds since the boot.
+        cluster, job: from Slurm; None without Slurm.
+        restart: how often Slurm has requeued the job.
+        start: how often the batch script has started the ranks again, since the last requeue.
         ended: whether the attempt has released the folder.
         began: when it took the folder, in seconds since 1970; 0 in a file of an earlier version.
     """
@@ -60,7 +64,7 @@ class Attempt:
 
     @classmethod
     def mine(cls) -> "Attempt":
-        """Return the attempt of this process."""
+        """Return a new attempt of this process."""
         system = ""
         with suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
@@ -96,11 +100,11 @@ def own_run_folder(settings: "Settings", world: "World") -> Iterator[None]:
             world.on_main(lock.acquire)
         yield
     finally:
-        lock.release()  # rank 0 may own the folder although another rank has failed
+        lock.release()  # also after a failure of another rank, since rank 0 may own the folder
 
 
 class RunLock:
-    """This process's attempt at a run, whose folder it reserves."""
+    """Reserves a run folder for this process."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / "attempts"
@@ -161,13 +165,14 @@ class RunLock:
                 )
             number += 1
             path = self.folder / f"{number}.json"
-            # Another process may create it first, and a shared file system may list it late.
+            # Another process may have created this file first. A shared file system may list it
+            # late, so the loop tries higher numbers.
             with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
                 file.write(_text(self.mine))  # creating the file is the one atomic operation
                 return path
 
     def _keep_alive(self) -> None:
-        """Update the time of the attempt's file, however long a step or a validation takes."""
+        """Update the file's modification time from a thread, also during a long step."""
         assert self.path
         following = self.folder / f"{int(self.path.stem) + 1}.json"
         while not self.released.wait(HEARTBEAT):
@@ -180,7 +185,7 @@ class RunLock:
 
 
 def owner_of(run: Path) -> Attempt | None:
-    """Return the living training that owns a run folder, None if there is none."""
+    """Return the running training that owns a run folder, None if there is none."""
     folder = run / "attempts"
     path = folder / f"{newest(folder)}.json"
     with suppress(OSError):
@@ -200,16 +205,16 @@ def _text(attempt: Attempt) -> str:
 
 
 def _read(path: Path) -> Attempt | None:
-    """Return an attempt, None if its file is damaged."""
+    """Return the attempt in a file, None if the file is damaged."""
     for _ in range(20):
         with suppress(ValueError, TypeError):
             return Attempt(**read_object(path, get_type_hints(Attempt)))
-        time.sleep(0.1)  # its owner may have just created it, and writes it now
+        time.sleep(0.1)  # its owner may be writing it at this moment
     return None
 
 
 def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
-    """Return whether an attempt has ended: by its process, its job's restarts, or its silence."""
+    """Return whether an attempt is dead: by its process, by the starts of its job, or by time."""
     if owner:
         if owner.ended:
             return True
@@ -217,20 +222,20 @@ def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
             with suppress(psutil.NoSuchProcess, ValueError):
                 process = psutil.Process(owner.pid)
                 started = process.create_time() - psutil.boot_time()
-                # A new process may have the same number.
+                # A new process may have the same pid.
                 same = abs(started - owner.started) < 2
                 return not same or process.status() == psutil.STATUS_ZOMBIE
             return True
         same_job = owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
         starts = [(each.restart, each.start) for each in (owner, mine)]
         if same_job and starts[0] != starts[1]:
-            # Slurm requeues a job after its last start has ended, or its node is lost; the batch
-            # script starts the ranks again when all of them are gone.
+            # Slurm starts a requeued job only after its earlier start has ended or its node is
+            # lost. The batch script starts the ranks again only after all of them have ended.
             return starts[0] < starts[1]
     return _silence(path) >= SILENCE_LIMIT
 
 
 def _silence(path: Path) -> float:
-    """Return the seconds since the last update, by the file system's clock alone."""
+    """Return the seconds since the last update; both times are from the file system's clock."""
     with tempfile.TemporaryFile(dir=path.parent) as probe, open_regular(path) as file:
         return os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime

@@ -1,7 +1,7 @@
-"""Finds ranks that compute more slowly than the others, for long, by their forward passes.
+"""Finds ranks that are slower than the others for a long time, by the time of forward passes.
 
-In the backward pass of DDP, each rank waits for the slowest one. With FSDP, ranks wait in the
-forward pass too, so none stands out.
+In the backward pass of DDP, all ranks wait for the slowest one, so only forward passes differ. With
+FSDP, ranks also wait for each other in the forward pass, so a slow rank can't be found.
 """
 
 import logging
@@ -16,15 +16,15 @@ from .record import LOSS, Values
 log = logging.getLogger(__name__)
 
 FORWARD = "system/forward_seconds"
-LIMIT = 1.15  # times the median of the ranks
-LINES, SECONDS = 10, 60.0  # at so many log lines in a row, and for so long
+LIMIT = 1.15  # a slow rank needs more than this many times the median of all ranks
+LINES, SECONDS = 10, 60.0  # for at least this many log lines in a row, and this many seconds
 
 
 class SlowRanks:
     """Compares the ranks at each log line, on rank 0.
 
     Attributes:
-        said: by rank, what was logged about it.
+        said: the warning about each slow rank, by rank.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,17 @@ class SlowRanks:
         self.streaks: dict[int, tuple[int, float]] = {}
 
     def compare(self, ranks: Sequence[Values], world: World) -> None:
-        """Compare what the ranks have recorded since the last log line."""
+        """Compare the numbers that the ranks have recorded since the last log line."""
         if not world.is_main or not all(FORWARD in each for each in ranks):
             return
         means = [each[FORWARD][1] / each[FORWARD][2] for each in ranks]
         weights = [sum(w for n, (_, _, w) in each.items() if LOSS.fullmatch(n)) for each in ranks]
         by_weight = [mean / max(weight, 1e-9) for mean, weight in zip(means, weights, strict=True)]
-        # If half of the ranks are slow, these are of a fast one.
+        # The lower median: if half of the ranks are slow, it is the time of a fast rank.
         median, median_by_weight, now = median_low(means), median_low(by_weight), time.monotonic()
         for rank, mean in enumerate(means):
-            # By both: a rank with longer texts needs longer, one with shorter texts more for each.
+            # A slow rank exceeds both medians. A rank with longer texts exceeds only the first, and
+            # a rank with shorter texts only the second.
             slow = mean > LIMIT * median and by_weight[rank] > LIMIT * median_by_weight
             lines, since = self.streaks.get(rank, (0, now))
             lines, since = (lines + 1, since) if slow else (0, now)

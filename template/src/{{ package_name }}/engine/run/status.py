@@ -1,4 +1,4 @@
-"""`status.json`: the state of a run, kept up to date, so that `runs` sees one that hangs."""
+"""`status.json`: the current state of a run, by which `runs` can also see whether it hangs."""
 
 import json
 import logging
@@ -16,13 +16,31 @@ Status = Literal["finished", "failed", "preempted"]
 
 log = logging.getLogger(__name__)
 
-SILENCE_LIMIT = 600  # seconds before silence means trouble; start-up and validations take long
+SILENCE_LIMIT = 600  # seconds without an update until a run may hang; a start or validation is long
 WRITE_INTERVAL = 5  # seconds between two writes
 
 
 @dataclass
 class StatusFile:
-    """The values in status.json; rank 0 writes them."""
+    """The values in status.json, which rank 0 writes.
+
+    Args:
+        best_metric, best_direction: the metric that decides the best checkpoint, "min" or "max".
+        step: the number of steps so far.
+        best_score, best_step: of the best validation so far; `best_score` may be None.
+        status: "running", or how the run ended.
+        error: the error that ended the run.
+        progress: from 0 to 1.
+        started, updated: the start of this attempt and the last update, in seconds since 1970.
+        expect_next_in: seconds after which a missing update means that the run may hang.
+        job: the Slurm job id.
+        restart: how often the batch script has started the ranks again in this job.
+        host, pid: the process of rank 0.
+        lost_rank: whether the run ended because another rank was lost.
+        chain: the ids of the jobs in the chain of this job.
+        slow: the warnings about slow ranks.
+        missed_by: the trackers that did not get everything.
+    """
 
     best_metric: str
     best_direction: str
@@ -39,16 +57,16 @@ class StatusFile:
     restart: int = field(default_factory=lambda: int(os.environ.get("RESTART_IN_JOB", 0)))
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-    lost_rank: bool = False  # ended because another rank was lost, not by an error of its own
+    lost_rank: bool = False
     chain: list = field(default_factory=lambda: os.environ.get("CHAIN_JOBS", "").split())
-    slow: list = field(default_factory=list)  # ranks, as the log says it
-    missed_by: list = field(default_factory=list)  # trackers that did not get everything
+    slow: list = field(default_factory=list)
+    missed_by: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last_update = time.time()
 
     def update(self, folder: Path, position: Position, progress: float) -> None:
-        """Note how far the run is; write the file, unless it was written some seconds ago."""
+        """Note how far the run is, and write the file at most every WRITE_INTERVAL seconds."""
         now = time.time()
         silence, self.last_update = now - self.last_update, now
         self.expect_next_in = max(self.expect_next_in, round(5 * silence))
@@ -58,7 +76,7 @@ class StatusFile:
             self.write(folder)
 
     def write(self, folder: Path) -> None:
-        """Write the file into the run folder; training goes on if it can't be written."""
+        """Write the file to the run folder; log a warning if this fails."""
         self.updated = time.time()
         try:
             write_atomically(folder / "status.json", json.dumps(asdict(self), indent=2) + "\n")

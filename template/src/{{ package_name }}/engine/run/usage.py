@@ -1,7 +1,7 @@
-"""What a run costs: time, hours of GPUs and CPUs, and memory, over all of its attempts.
+"""What a run costs: time, GPU-hours, CPU-hours, energy and memory, over all of its attempts.
 
-Rank 0 of each attempt keeps `attempts/N-usage.json` up to date, so that one that is killed counts,
-too. This module needs no torch.
+Rank 0 of each attempt updates `attempts/N-usage.json` all the time, so that an attempt that is
+killed counts, too. This module does not import torch.
 """
 
 import json
@@ -24,25 +24,33 @@ from ..filesystem import read_bytes, write_atomically
 from .clock import PARTS
 from .run_lock import newest
 
-LEAST = 60.0  # seconds of training that advice needs
-NAMES = {"data": "waiting for data"}  # of parts, in the log
+LEAST = 60.0  # seconds of training before advice is given
+NAMES = {"data": "waiting for data"}  # names of parts in the log
 SPEEDS = {"tflops_per_second": "{:.3g} TFLOP/s of a rank", "mfu_percent": "{:.0f}% MFU"}
-# Of the values of a rank: those that attempts add up to, and the largest of all attempts.
+# Over the attempts of a run, these values of a rank are added up, or the largest one counts.
 ADDED = ("seconds", "cpu_seconds", "data_seconds", "gpu_seconds", "gpu_joules")
 LARGEST = ("gib", "node_gib", "gpu_gib")
-Number = Annotated[float, Ge(0), Lt(1e12)]  # in another user's file, too
+Number = Annotated[float, Ge(0), Lt(1e12)]  # the file may be another user's, so check the range
 
 
 @dataclass
 class Rank:
-    """What a rank had used at its last sample, since its process began, and what it may use.
+    """The resources that a rank has used since its process began, and those that it may use.
+
+    0 or "" means that a value is unknown.
 
     Args:
-        seconds, cpu_seconds, data_seconds, gpu_seconds: of its process, of all its cores, that it
-            waited for batches, and in which its GPU computed.
-        gib: the most memory of the rank and its loading workers together.
-        node_gib: that of all processes under the limit of the node, `node_limit_gib`.
-        gpus: those of the node that the job has. 0 or "" in any place: not known.
+        seconds: the age of its process at the last sample.
+        cpus: the number of CPUs that it may use.
+        cpu_seconds: the CPU time of the process and its loading workers, over all cores.
+        data_seconds: the time for which it waited for batches.
+        gib: the largest memory of the process and its loading workers together.
+        node_gib: the largest memory of all processes that share the limit `node_limit_gib`.
+        gpu: the name of its GPU.
+        gpus: the number of GPUs that the job has on this node.
+        gpu_seconds: the time in which its GPU computed.
+        gpu_joules: the energy that its GPU used.
+        gpu_gib: the largest memory that PyTorch reserved on its GPU, which has `gpu_limit_gib`.
     """
 
     host: str
@@ -63,16 +71,21 @@ class Rank:
 
 @dataclass
 class Usage:
-    """What an attempt used, or all attempts of a run together.
+    """The usage of an attempt, or of all attempts of a run together.
 
     Args:
-        began, until: in seconds since 1970. An attempt in a batch script counts from the start of
-            its job, or from the end of the attempt before it.
-        wall_seconds, cpu_hours, gpu_hours: the time, and its product with what Slurm gave the job.
-        gpu_kwh: energy of the GPUs, as far as it is known.
-        seconds: wall time of rank 0 by part (clock.py).
-        nodes, cpus, gpus: what Slurm gave the job, on all nodes. workers: of each rank.
-        rates: what the run trains a second, such as {"samples_per_second": 1234.5}.
+        began, until: in seconds since 1970. An attempt in a batch script begins when its job
+            starts, or when the previous attempt in the job ends.
+        attempts: the number of attempts.
+        wall_seconds: the wall time.
+        cpu_hours, gpu_hours: the wall time times the CPUs and GPUs that Slurm gave the job.
+        gpu_kwh: the energy of the GPUs, as far as it is known.
+        seconds: the wall time of rank 0 by part (clock.py).
+        nodes, cpus, gpus: the numbers that Slurm gave the job, over all nodes.
+        job: the Slurm job id.
+        workers: the number of loading workers of each rank.
+        ranks: the usage of each rank.
+        rates: the speed of the training, such as {"samples_per_second": 1234.5}.
     """
 
     began: Number
@@ -99,43 +112,45 @@ class UsageFile:
         folder = run_dir / "attempts"
         self.path = folder / f"{newest(folder)}-usage.json"
         own, before = psutil.Process().create_time(), total(run_dir)
-        # What the batch script took before it started the ranks is paid, too: but by no trial.
+        # The time of the batch script before it started the ranks also costs. But several trials of
+        # a sweep share it, so it counts for none of them.
         paid = "PAID_SINCE" in os.environ and "SWEEP_TRIAL" not in os.environ
         since = min(float(os.environ["PAID_SINCE"]), own) if paid else own
-        if before:  # the clock of its node may be ahead
+        if before:  # the clock of the node on which the last attempt ran may be ahead
             since = min(max(since, before.until), time.time())
         self.usage = Usage(since, workers=workers)
 
     def write(
         self, ranks: Sequence[Rank], rates: Mapping[str, float], seconds: Mapping[str, float]
     ) -> None:
-        """Write what was used until now; a full disk is no error.
+        """Write the usage until now; ignore errors, such as a full disk.
 
         Args:
-            ranks, rates: as in `Usage`. seconds: by part, since the clock of this process began.
+            ranks, rates: as in `Usage`.
+            seconds: by part, since the clock of this process started.
         """
         usage, now, hosts = self.usage, time.time(), [each.host for each in ranks if each.gpu]
         gpus = {each.host: max(each.gpus, hosts.count(each.host)) for each in ranks}
-        # Such as 4(x2),8: cores of the job's nodes.
+        # The value is a list such as 4(x2),8: two nodes with 4 CPUs, one with 8.
         given = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         usage.cpus = sum(int(cpus) * int(times or 1) for cpus, times in given)
         usage.cpus = usage.cpus or sum(each.cpus for each in ranks)
         usage.nodes, usage.gpus = len(gpus), sum(gpus.values())
         usage.ranks, usage.rates = list(ranks), dict(rates)
-        wall = max(now - usage.began, sum(seconds.values()))  # a clock may be set back
+        wall = max(now - usage.began, sum(seconds.values()))  # the system clock may be set back
         usage.until, usage.wall_seconds = now, wall
         usage.cpu_hours, usage.gpu_hours = (n * wall / 3600 for n in (usage.cpus, usage.gpus))
         usage.gpu_kwh = sum(each.gpu_joules for each in ranks) / 3.6e6
-        before = wall - sum(seconds.values())  # of the batch script, and of Python's own start
+        before = wall - sum(seconds.values())  # the batch script, and the start of Python
         usage.seconds = {**seconds, "starting": seconds["starting"] + before}
         with suppress(OSError):
             write_atomically(self.path, json.dumps(asdict(usage), indent=2) + "\n")
 
 
 def total(run_dir: Path) -> Usage | None:
-    """Return the usage of all attempts of a run, None if none is known.
+    """Return the usage of all attempts of a run together, None if it is unknown.
 
-    Of what the job had, such as `nodes`, the newest counts; a damaged file does not count.
+    Values of the job, such as `nodes`, are those of the newest attempt. Damaged files are ignored.
     """
     attempts = list(read(run_dir).values())
     if not attempts:
@@ -152,7 +167,7 @@ def total(run_dir: Path) -> Usage | None:
 
 
 def read(run_dir: Path) -> dict[int, Usage]:
-    """Return the usage of each attempt of a run by its number, the first one first."""
+    """Return the usage of each attempt of a run by its number, in order."""
     from pydantic import TypeAdapter
 
     names = [path.name.split("-")[0] for path in (run_dir / "attempts").glob("*-usage.json")]
@@ -167,13 +182,13 @@ def read(run_dir: Path) -> dict[int, Usage]:
 
 
 def _merged(attempts: Sequence[Rank]) -> Rank:
-    """Return what a rank used in several attempts."""
+    """Return the usage of a rank over several attempts."""
     of = {name: [getattr(each, name) for each in attempts] for name in (*ADDED, *LARGEST)}
     return replace(attempts[-1], **{n: (sum if n in ADDED else max)(of[n]) for n in of})
 
 
 def lines(usage: Usage) -> list[str]:
-    """Return what a run cost and where its time went, in a line each, and perhaps advice."""
+    """Return log lines with the cost, the time, the speed and the machines of a run, and advice."""
     wall, many = timedelta(seconds=round(usage.wall_seconds)), usage.attempts
     cost = [f"{usage.gpu_hours:.3g} GPU-hours (GPUs: {usage.gpus})"] if usage.gpus else []
     cost += [f"{usage.cpu_hours:.3g} CPU-hours (cores: {usage.cpus})"]
@@ -185,7 +200,7 @@ def lines(usage: Usage) -> list[str]:
         SPEEDS[name].format(rate)
         if name in SPEEDS
         else f"{rate:,.0f} {name.replace('_per_', ' a ')}"
-        # Samples may be rows: of two equal rates, the last name says more.
+        # If two rates are equal, only one is shown: the last, whose name is more specific.
         for rate, name in {rate: name for name, rate in usage.rates.items()}.items()
     ]
     found = [
@@ -201,7 +216,8 @@ def lines(usage: Usage) -> list[str]:
 def _parts(usage: Usage) -> dict[str, float]:
     """Return the seconds of each part by its name in the log.
 
-    All ranks wait for the one that waits longest for its data, in the steps.
+    In each step, all ranks wait for the slowest one. So the longest wait for data of any rank
+    counts as waiting, and not as part of the steps.
     """
     seconds = dict(usage.seconds)
     training = seconds["steps"] + seconds["data"]
@@ -212,7 +228,7 @@ def _parts(usage: Usage) -> dict[str, float]:
 
 
 def _machines(ranks: Sequence[Rank]) -> Iterator[str]:
-    """Yield what the GPUs and the CPUs did, and the memory that they needed."""
+    """Yield log lines with the use of GPUs, CPUs and memory."""
     if any(each.gpu for each in ranks):
         rank, most = _largest(ranks, "gpu_gib")
         busy = _spread([each.gpu_seconds / each.seconds for each in ranks], "{:.0%}")
@@ -230,7 +246,7 @@ def _machines(ranks: Sequence[Rank]) -> Iterator[str]:
 
 
 def _advice(usage: Usage, parts: Mapping[str, float]) -> str:
-    """Return what to change, if that is plain after a minute of training."""
+    """Return advice on what to change, or "" if there is none or the training was too short."""
     training, ranks = parts["steps"] + parts[NAMES["data"]], usage.ranks
     if training < LEAST or not ranks:
         return ""
@@ -262,7 +278,7 @@ def _largest(ranks: Sequence[Rank], name: str) -> tuple[int, Rank]:
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    """Return the mean over ranks, with the smallest and the largest if they differ."""
+    """Return the mean over ranks as text, with the minimum and the maximum if they differ."""
     low, mean, high = (form.format(of(values)) for of in (min, fmean, max))
     ranks = values.index(min(values)), values.index(max(values))
     return mean if low == high else f"{mean} ({low} on rank {ranks[0]}, {high} on rank {ranks[1]})"
