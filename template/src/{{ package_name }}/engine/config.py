@@ -137,9 +137,9 @@ class Settings:
     run_dir: str | None = None
     """folder of this run; default: RUN_ROOT/EXPERIMENT/ and the Slurm job id, or the time"""
     resume: str = "auto"
-    """auto: continue from the newest checkpoint in the run folder, if there is one; never: refuse a
-    run folder that has checkpoints; PATH: the same as auto, but a new run starts from this
-    checkpoint, or from the newest one of this run folder"""
+    """auto: continue from the newest checkpoint in the run folder, if there is one;
+    never: refuse a run folder that has checkpoints;
+    PATH: the same as auto, but a new run starts from this checkpoint or run folder"""
     seed: Count = 0
     """seed of all random numbers: initial parameters, order of samples, augmentation"""
     tags: tuple[str, ...] = ()
@@ -152,8 +152,7 @@ class Settings:
     data_dir: str = "data"
     """folder with the files of the dataset"""
     workers: Count | Literal["auto"] = 0
-    """processes of each rank that load data; auto: one fewer than the CPUs of the rank; data that
-    is in memory needs none"""
+    """data loading processes of each rank; auto: its CPUs minus 1; data in memory needs none"""
 
     init_from: str | None = None
     """start with the weights of a run folder (its best checkpoint) or of a file"""
@@ -182,8 +181,8 @@ class Settings:
     patience: Positive | None = None
     """early stopping: end after this many validations in a row without a new best score"""
     ema: Annotated[float, Gt(0), Lt(1)] | None = None
-    """decay of a moving average of the parameters, such as 0.999; evaluations, the best checkpoint
-    and predictions then use the average"""
+    """decay of a moving average of the parameters, such as 0.999;
+    evaluations, the best checkpoint and predictions then use the average"""
 
     lr: Rate = 0.15
     """peak learning rate"""
@@ -199,16 +198,15 @@ class Settings:
     """largest norm of the gradient; for no limit, write null in YAML, or None as a flag"""
 
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
-    """auto: the first that is available of cuda (NVIDIA, AMD), xpu (Intel), mps (Apple; one rank
-    only) and cpu"""
+    """auto: the first one available of cuda (NVIDIA, AMD), xpu (Intel), mps (if one rank), cpu"""
     backend: Literal["auto", "gloo", "nccl", "xccl"] = "auto"
     """auto: nccl on cuda, xccl on xpu, otherwise gloo"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """ddp: each rank has a copy of the network; fsdp: each rank has a part of it, for networks that
-    are too large for one GPU"""
+    """ddp: each rank has a copy of the network;
+    fsdp: each rank has a part of it, for networks that are too large for one GPU"""
     shard_within: Literal["world", "node"] = "world"
-    """for fsdp; world: shard the network over all ranks; node: shard a copy of it over the ranks of
-    each node"""
+    """for fsdp; world: shard the network over all ranks;
+    node: shard a copy of it over the ranks of each node"""
     offload: bool = False
     """for fsdp: keep parameters, gradients and optimizer states in CPU memory; slower"""
     find_unused_parameters: bool = False
@@ -222,13 +220,12 @@ class Settings:
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: mixed precision"""
     recompute: bool = False
-    """activation checkpointing: compute the activations of blocks again in the backward pass; less
-    memory, but slower"""
+    """activation checkpointing: recompute activations in the backward pass; less memory, slower"""
     compile: bool = False
     """compile the network with torch.compile"""
     deterministic: bool = False
-    """use deterministic algorithms, so that repeated runs give the same numbers on GPUs, too;
-    slower; an operation without such an algorithm is an error"""
+    """use only deterministic algorithms, so that repeated runs give the same numbers; slower;
+    an operation without such an algorithm is an error"""
 
     checkpoint_every: Positive = 500
     """optimizer steps between checkpoints, in addition to those at the ends of epochs"""
@@ -243,8 +240,8 @@ class Settings:
     trackers: tuple[str, ...] = ()
     """trackers that get the metrics, in addition to metrics.jsonl"""
     count_flops: bool = False
-    """count the floating-point operations of the first step, and log TFLOP/s and MFU; with COMPILE,
-    the first step runs without torch.compile"""
+    """count the floating-point operations of the first step, and log TFLOP/s and MFU;
+    with COMPILE, the first step runs without torch.compile"""
     histograms_every: Count = 0
     """optimizer steps between histograms of parameters and gradients; 0: none"""
     register_model: str | None = None
