@@ -42,12 +42,12 @@ class Settings(engine.Settings):
     epochs: Positive = 5
     """passes over the training set"""
     test_batch_size: Positive = 200
-    """samples a rank takes at once in evaluation"""
+    """samples in a batch of one rank in evaluation"""
     lr: Rate = 0.1
     """peak learning rate, for steps of LR_REFERENCE_BATCH samples"""
     lr_scaling: Literal["none", "linear", "sqrt"] = "linear"
-    """scale the learning rate with the samples of a step, relative to LR_REFERENCE_BATCH"""
+    """scale the learning rate by the samples of a step, relative to LR_REFERENCE_BATCH"""
     lr_reference_batch: Positive = 256
-    """samples of an optimizer step for which LR was chosen"""
+    """samples in an optimizer step for which LR was chosen"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """how the learning rate falls after the warm-up"""

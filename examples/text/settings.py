@@ -38,9 +38,9 @@ class Settings(engine.Settings):
     """weight decay of AdamW, only on the weights of linear layers"""
 
     batch_size: Positive = 32
-    """samples, each of CONTEXT tokens, that a rank takes at once"""
+    """samples, each of CONTEXT tokens, in a batch of one rank"""
     test_batch_size: Positive = 128
-    """the same in evaluation"""
+    """samples in a batch of one rank in evaluation"""
     lr: Rate = 3e-3
     """peak learning rate"""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -48,4 +48,4 @@ class Settings(engine.Settings):
     warmup: Fraction = 0.1
     """share of the run in which the learning rate rises"""
     clip_norm: Rate | None = 1.0
-    """largest norm of the gradient; no limit: null in YAML, None as a flag"""
+    """largest norm of the gradient; for no limit, write null in YAML, or None as a flag"""
