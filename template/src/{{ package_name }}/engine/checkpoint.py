@@ -36,7 +36,7 @@ class Checkpointing:
     state of random generators is not saved, since they are seeded for each step and each sample.
 
     Args:
-        step_samples: samples of a step over all ranks.
+        step_samples: the number of samples in a step over all ranks.
 
     Attributes:
         position: how far the training is.
@@ -69,8 +69,8 @@ class Checkpointing:
 
         Args:
             line_count: the number of lines in metrics.jsonl so far.
-            before: called in the background before the checkpoint is written. If it raises OSError,
-                the checkpoint is not written.
+            before: a function that is called in the background before the checkpoint is written. If
+                it raises OSError, the checkpoint is not written.
             best: whether this is the best checkpoint so far.
 
         Raises:

@@ -180,9 +180,10 @@ def digest_lines(path: Path) -> list[str]:
 
 
 def find_fault(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files; None if nothing is, or without digests.
+    """Return what is wrong with a checkpoint's files, None if nothing is.
 
-    torch.load notices a file that was cut off, but not a changed byte.
+    The digests are compared, since torch.load does not notice a changed byte. Without a digest
+    file, only a missing .pt file is found.
 
     Raises:
         UsageError: a file can't be read. This is not damage, so an older checkpoint must not be
@@ -213,9 +214,9 @@ def find_fault(path: Path) -> str | None:
 
 @contextmanager
 def errors_explained(path: Path) -> Iterator[None]:
-    """Turn any error in the context, which reads a file, into a UsageError.
+    """Turn all errors inside the context, where a file is read, into a UsageError.
 
-    torch does not document which exceptions torch.load raises.
+    This includes all classes of exceptions, since torch does not document those of torch.load.
     """
     try:
         yield
@@ -234,12 +235,15 @@ def errors_explained(path: Path) -> Iterator[None]:
 
 
 def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, key_path: KeyPath = ()) -> Any:  # noqa: ANN401
-    """Return nested dictionaries and lists with a function applied to each other value.
+    """Apply a function to each value inside nested dictionaries, lists and tuples.
 
     Args:
         function: takes the key path of a value, and the value; returns the new value.
-        value: the nested dictionaries and lists.
-        key_path: of `value` itself, if it is part of another nesting.
+        value: the nested dictionaries, lists and tuples.
+        key_path: the key path of `value` itself, for the recursion.
+
+    Returns:
+        The same nested dictionaries, lists and tuples with the new values.
     """
     if isinstance(value, dict):
         replaced = copy(value)  # keeps the attribute `_metadata` of a state_dict

@@ -40,7 +40,7 @@ T = TypeVar("T")
 def with_full_paths(flags: T) -> T:
     """Return a dataclass of flags or settings with ~ and $VARIABLES in its paths expanded."""
 
-    def expanded(name: str, value: Any) -> Any:  # noqa: ANN401 - any field's
+    def expanded(name: str, value: Any) -> Any:  # noqa: ANN401 - the value of any field
         if isinstance(value, tuple):
             return tuple(expanded(name, each) for each in value)
         is_path = isinstance(value, Path) or (name in PATHS and isinstance(value, str))
@@ -274,7 +274,7 @@ class Settings:
         from pydantic import TypeAdapter
 
         values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
-        # The folder of staged files is another one in each job.
+        # Each job has another folder for staged files, so the paths begin with $STAGED instead.
         return moved(values, os.environ.get("STAGED") or "$STAGED", "$STAGED")
 
     @classmethod
@@ -293,7 +293,7 @@ class Settings:
         path = Path(full_path("config", str(flag.config))) if flag.config else DEFAULT_CONFIG
         defaults, found = cls(), as_submitted(path)
         if flag.config or found.exists():
-            # `read_yaml` refuses links, but the user chose this path: `found` is resolved.
+            # The user chose this path, so it may be a link. `found` is the target of the link.
             defaults = dataclasses.replace(cls.from_yaml(found), config=path)
         settings = tyro.cli(
             cls,

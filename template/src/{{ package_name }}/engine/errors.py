@@ -71,7 +71,7 @@ class PrintableFormatter(logging.Formatter):
         record.message = printable(record.message)
         return super().formatMessage(record)
 
-    def formatException(self, failure: Any) -> str:  # noqa: ANN401 - as logging has it
+    def formatException(self, failure: Any) -> str:  # noqa: ANN401 - logging's own type
         """Return the lines of a traceback, with control characters escaped."""
         return printable_lines(super().formatException(failure))
 

@@ -1,4 +1,4 @@
-"""Evaluates networks: metrics over a whole dataset, exact on any number of ranks."""
+"""Computes metrics over a whole dataset, exactly and on any number of ranks."""
 
 import logging
 import math
@@ -40,7 +40,7 @@ class Evaluator:
 
     Args:
         learner: a `Learner` of learner.py. This module must not import that class.
-        networks: of a training or of a checkpoint.
+        networks: the networks of a training, or those of a checkpoint.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Evaluator:
     def predict(self, dataset: Dataset, samples: int) -> tuple[Any, Any]:
         """Return a batch of this rank's first samples and its predictions, on the CPU.
 
-        Every rank calls this, since the ranks gather the parameters together with FSDP.
+        Every rank calls this, since FSDP gathers the parameters from all ranks.
         """
         batch = next(self._batches(dataset, samples * self.world.size))[0]
         batch = to_device(batch, self.world.device)
@@ -187,9 +187,10 @@ def add(
         objects: the objects that the learner's `metrics` returned, by name.
         measured: by name, tensors that are added to the sums, and tuples that are passed as
             arguments to `update` of an object.
-        weight: of the batch; None if the batch does not count, so that only zeros are added.
-        shapes: of the tensors of earlier batches, by name. They must not change, since a sum of
-            different shapes may broadcast to a wrong result.
+        weight: the weight of the batch; None if the batch does not count, so that only zeros are
+            added.
+        shapes: the shapes of the tensors of earlier batches, by name. A shape must not change,
+            since a sum of different shapes may broadcast to a wrong result.
 
     Raises:
         UsageError: `measured` has values of other types, or of other shapes than earlier batches.
@@ -258,8 +259,8 @@ def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[
         for each, mode in modes:
             each.training = mode
         for network in networks:
-            # After a forward pass, FSDP keeps the outermost parameters gathered for a backward
-            # pass, which does not come here.
+            # After a forward pass, FSDP keeps the outermost parameters gathered for the backward
+            # pass. Here, no backward pass follows.
             reshard: Any = getattr(network, "reshard", None)
             if reshard:
                 reshard()

@@ -62,7 +62,7 @@ class Hooks:
     """Calls the hooks of a learner.
 
     Attributes:
-        unseen: the newest checkpoint, and whether it is the best, until `on_checkpoint` is called.
+        unseen: the newest checkpoint, and whether it is the best, until `on_checkpoint` gets it.
     """
 
     def __init__(self, training: Training) -> None:

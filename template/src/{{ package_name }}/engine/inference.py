@@ -75,10 +75,10 @@ def load(
 
     Args:
         make_learner: makes a learner from settings.
-        settings: of the learner; or the class of the settings. Then the settings come from the
-            checkpoint, adapted to this machine.
+        settings: the settings of the learner, or their class. With the class, the settings are
+            those of the checkpoint, adapted to this machine.
         path: the checkpoint.
-        changes: replace settings of the checkpoint, by name.
+        changes: with the class, values that replace settings of the checkpoint, by name.
 
     Raises:
         UsageError: the checkpoint can't be read, or does not fit model.py.

@@ -40,7 +40,7 @@ class Networks:
         wrapped: the modules that training calls instead, such as DistributedDataParallel.
         averages: the moving averages of the networks, by name; empty without the setting `ema`.
         evaluated: the averages if there are any, otherwise the modules.
-        optimizers: by name.
+        optimizers: the optimizers by name.
         not_initialized: the error if `init_from` could not be loaded. It is raised only if there
             is no checkpoint to resume from.
 
@@ -115,8 +115,8 @@ class Networks:
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates by metric name.
 
-        The first one is train/lr. Those that differ are train/lr/NAME, where the name is that of
-        the optimizer with the number of the parameter group.
+        The first one is train/lr. Different ones have the name of their optimizer and the number of
+        their parameter group, such as train/lr/optimizer1.
         """
         rates: dict[str, float] = {}
         for name, optimizer in self.optimizers.items():

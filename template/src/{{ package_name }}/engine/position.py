@@ -37,7 +37,7 @@ class Position:
         self.consumed += samples
 
     def end_epoch(self) -> None:
-        """Count the epoch, and reset the counters of the current epoch."""
+        """Count a complete epoch, and reset the counters of the current epoch."""
         self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
 
     def judge(self, score: float, direction: Literal["min", "max"]) -> bool:
@@ -56,8 +56,8 @@ class Position:
         The progress after a number of samples is the same with any world size.
 
         Args:
-            samples: in an epoch; None if the number is unknown.
-            samples_per_step: over all ranks.
+            samples: the number of samples in an epoch; None if unknown.
+            samples_per_step: the number of samples in a step over all ranks.
         """
         progress = self.step / settings.max_steps if settings.max_steps else 0.0
         if samples:

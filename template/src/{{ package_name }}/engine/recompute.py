@@ -38,7 +38,7 @@ def recompute(network: nn.Module, units: Iterable[nn.Module]) -> None:
 def _forward(part: nn.Module, forward: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
     first: list[list[tuple[nn.Module, str, Tensor]]] = []
 
-    def run(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as the part's own
+    def run(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the part's own
         if torch.compiler.is_compiling():  # a compiled graph updates buffers only once
             return forward(*arguments, **named)
         if first:

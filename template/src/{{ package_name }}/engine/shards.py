@@ -83,8 +83,8 @@ def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
     Args:
         folder: a folder that any number of ranks wrote.
-        like: for each name, a DTensor of the same shape, as which the tensor is distributed. With
-            None or another shape, the tensor is read in full, on the CPU.
+        like: for each name, a DTensor or None. If the DTensor has the shape of the stored tensor,
+            the tensor is distributed in the same way. Otherwise it is read in full, on the CPU.
 
     Raises:
         Exception: of any class, if a file is damaged.
@@ -114,7 +114,7 @@ class _Files(filesystem.FileSystem):
         self.folder, self.digests = folder, dict[str, str]()
 
     @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:  # noqa: ANN401 - as torch's
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:  # noqa: ANN401 - torch's own
         name = Path(path).name
         with open_regular(self.folder / name, mode) as file:
             hashed = HashedFile(file)
@@ -159,7 +159,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in `KNOWN`
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - a class or function
         if (module, name) in CLASSES:
             return super().find_class(module, name)
         if (module, name) not in KNOWN:

@@ -28,7 +28,8 @@ class Updater:
     """Updates the networks in a learner's `train_step`.
 
     Args:
-        before_step: called before the optimizers step, when all gradients are computed.
+        before_step: a function that is called when the gradients are computed, before the
+            optimizers step.
     """
 
     def __init__(

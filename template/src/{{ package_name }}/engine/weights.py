@@ -16,7 +16,7 @@ def is_safetensors(path: Path, file: IO[bytes]) -> bool:
 
     A file in a cache of downloads may have another name. A safetensors file begins with 8 bytes for
     the length of a JSON object, and then the object's bracket. The archives and pickles of torch
-    begin with other bytes. The file is then at its start again.
+    begin with other bytes. Afterwards, the file is at its start again.
     """
     start = file.read(9)
     file.seek(0)
@@ -44,9 +44,9 @@ def write(
 ) -> None:
     """Write the state_dicts of networks to a safetensors file.
 
-    The format stores each tensor only once. For tied weights, the metadata has entries from each
-    other name to the name that is stored. A tensor that several networks share is stored for each
-    of them, so that each network can be read without the others.
+    The format stores each tensor only once. For tied weights, the metadata maps each further name
+    to the name that is stored. A tensor that several networks share is stored for each of them, so
+    that each network can be read without the others.
 
     Args:
         path: the file. After an error, it is unchanged.

@@ -18,12 +18,12 @@ class EpochSampler(Sampler[list[Key]]):
 
     An epoch is a permutation of the dataset that depends only on the seed and the epoch. The
     permutation is cut into global batches, and each rank takes its part of every global batch. So
-    the position in an epoch is a number of samples, with any world size. The last global batch is
-    left out if it is incomplete.
+    a number of samples is enough to describe the position in an epoch, with any world size. The
+    last global batch is left out if it is incomplete.
 
     Args:
-        length: samples in the dataset.
-        batch_size: of one rank.
+        length: the number of samples in the dataset.
+        batch_size: the number of samples in a batch of one rank.
 
     Attributes:
         epoch: the epoch to yield, from 0.
@@ -63,7 +63,7 @@ class SeededSamples(Dataset):
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
 
-    def __getitems__(self, keys: Sequence[Key]) -> Any:  # noqa: ANN401 - what the dataset has
+    def __getitems__(self, keys: Sequence[Key]) -> Any:  # noqa: ANN401 - the dataset's own type
         """Return the samples with these keys, which are all of one epoch."""
         seed = derive("sample", self.seed, keys[0][0])
         indices = [index for _, index in keys]

@@ -43,7 +43,7 @@ class StepLoader:
         weigh: returns the weight of a batch; if None, the weight is the number of samples.
 
     Attributes:
-        samples: in an epoch over all ranks; None if unknown.
+        samples: the number of samples in an epoch, over all ranks; None if unknown.
         workers: the number of loading workers of this rank.
         uneven: whether ranks may have different numbers of samples, or different weights, in a
             step.
@@ -123,7 +123,7 @@ class StepLoader:
         """Return a step's batches, and spare batches if some are missing.
 
         The ranks communicate in every forward and backward pass. So a rank that runs out of batches
-        must take part in the remaining passes. Its spare batches have 0 samples and no weight.
+        must take part in the remaining passes. A spare batch counts 0 samples, and has weight 0.
         """
         lacking = self.accumulate - len(loaded) if self.is_stream else 0
         return loaded + [Loaded(self.spare(), 0, 0)] * lacking if lacking else loaded

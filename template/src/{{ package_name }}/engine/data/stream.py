@@ -78,8 +78,8 @@ class ShardStream(IterableDataset):
         workers, mine = (worker.num_workers, worker.id) if worker else (1, 0)
         order = list(range(len(self.shards)))
         random.Random(derive("shards", self.seed, self.epoch)).shuffle(order)
-        # Shards are dealt to ranks first, and then to workers. So each rank has a shard, even if
-        # some of its workers have none.
+        # Shards are distributed first over ranks, and then over workers. So each rank has a shard,
+        # even if some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
         draws = derive("samples", self.seed, self.epoch, self.rank, mine)
         finished = self._finished(order, draws)

@@ -22,7 +22,7 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
         ranks: the rank of this process.
 
     Raises:
-        UsageError: the device is not available, or there are more ranks than GPUs.
+        UsageError: the device is not available, or the node has fewer GPUs than ranks.
     """
     mps = torch.backends.mps.is_available() and ranks.size == 1
     if wanted == "auto":

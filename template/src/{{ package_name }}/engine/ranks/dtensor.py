@@ -23,7 +23,7 @@ def local_part(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - as is_dtensor
+def distribute_like(tensor: Tensor, like: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
     """Distribute a tensor over the ranks in the same way as `like`.
 
     Args:

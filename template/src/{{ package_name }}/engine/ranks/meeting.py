@@ -27,8 +27,8 @@ def meeting(who: str, address: str) -> Iterator[None]:
     """Return a context in which signals end this process, and network errors become one line.
 
     Args:
-        who: begins the error message, such as "rank 3".
-        address: of the meeting, as HOST:PORT.
+        who: the name of this process in the error message, such as "rank 3".
+        address: the address of the meeting, as HOST:PORT.
 
     Raises:
         UsageError: the address is wrong, or nobody answers there. The job is not requeued, since
@@ -62,7 +62,7 @@ def join_store(ranks: Ranks, address: str, limit: timedelta) -> dist.TCPStore:
 
     Args:
         ranks: the rank of this process.
-        address: of the server, as HOST:PORT.
+        address: the address of the server, as HOST:PORT.
         limit: how long to wait for the server.
     """
     host, _, port = address.rpartition(":")
@@ -79,11 +79,11 @@ def wait_for_all(store: dist.Store, ranks: Ranks, limit: timedelta, what: str = 
         store: the store that all ranks share.
         ranks: the rank of this process, or its number among the torchrun processes.
         limit: how long to wait.
-        what: what the error message calls a process, such as "rank".
+        what: the word for a process in the error message, such as "rank".
 
     Raises:
-        UsageError: some ranks are missing after `limit`; all other ranks raise the same error. The
-            nodes that have no rank here are appended to the file that BAD_NODES_FILE names.
+        UsageError: some ranks are missing after `limit`; all other ranks raise the same error.
+            Nodes on which all ranks are missing are appended to the file that BAD_NODES_FILE names.
     """
     store.set(f"meeting/{ranks.rank}", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     if store.add("meeting/came", 1) == ranks.size:

@@ -21,7 +21,7 @@ from .meeting import join_store, meeting, wait_for_all
 from .world import World
 
 LOST = re.compile("gloo/transport|peer|Application timeout")
-"""Matches Gloo's errors about a rank that is gone or does not answer; they have no own class."""
+"""Matches Gloo's errors about a rank that is gone or does not answer. They have no own class."""
 
 
 @contextmanager

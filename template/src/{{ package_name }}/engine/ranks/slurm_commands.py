@@ -46,7 +46,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def ask(*command: str, **env: str) -> str:
-    """Return what a command of Slurm prints.
+    """Run a command of Slurm, and return its output.
 
     Raises:
         UsageError: the command is not installed, does not answer, or fails.

@@ -40,9 +40,9 @@ class StepTotals:
 
         Args:
             step: steps taken so far.
-            samples: of this rank in the next step; 0 at the end of the epoch, when sums are always
-                computed.
-            weight: of these samples in means.
+            samples: the number of this rank's samples in the next step; 0 at the end of the epoch,
+                when the sums are always computed.
+            weight: the weight of these samples in means.
         """
         self.summed = not self.until_sums or samples == 0
         if not self.summed:

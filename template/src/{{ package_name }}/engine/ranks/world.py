@@ -20,8 +20,8 @@ class World:
     Gloo group between CPUs, so that no GPU waits for it.
 
     Attributes:
-        backend: of the default process group; None with a single process.
-        hostnames: of each rank.
+        backend: the backend of the default process group; None with a single process.
+        hostnames: the host name of each rank.
         control: None with a single process.
         nodes: Slurm's name of each rank's node.
         mesh: the DeviceMesh of FSDP, None until it is made.

@@ -24,11 +24,12 @@ class Meter:
     """Measures speed and resource usage, and reads all recorded numbers for a log line.
 
     Args:
-        device: of this rank.
+        device: the device of this rank.
         unit: what the weight of a batch counts, such as "samples" or "tokens".
 
     Attributes:
-        trained_samples, trained_weight: of all steps in all attempts, over all ranks.
+        trained_samples, trained_weight: the samples, and their weight, of all steps in all
+            attempts, over all ranks.
         trained_seconds: the time of these steps, with the wait for their data.
         slow: finds ranks that compute more slowly than the others.
         machine: samples the resource usage of this rank.

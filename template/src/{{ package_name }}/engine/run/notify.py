@@ -80,7 +80,7 @@ def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 - as urllib has it
+    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 - urllib's own types
         """Follow no redirect: the message is only for the host that the user named."""
 
 

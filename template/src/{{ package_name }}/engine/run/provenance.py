@@ -103,7 +103,7 @@ def hidden(text: str) -> str:
 
 
 def _kept(code: Path, name: str) -> str:
-    """Return a file of git's output from when the snapshot was taken, "" if there is none."""
+    """Return output of git that is stored with the snapshot, "" if there is none."""
     path = code / "git" / name
     return path.read_text("utf-8", "replace").rstrip("\n") if path.exists() else ""
 

@@ -53,12 +53,12 @@ class Recorder:
         """Record a number for the next log line, or for the result of an evaluation.
 
         Args:
-            name: of the metric. A name without a slash gets the prefix "train/"; in an evaluation,
-                the prefix is the split.
+            name: the name of the metric. If it has no slash, it gets the prefix "train/". In an
+                evaluation, the prefix is the split.
             value: a real number, or a tensor with one element.
             how: the reduction over steps and ranks: "mean", "sum" or "max".
-            weight: of the value in a mean, such as the number of samples. With weight 0, the value
-                does not count, even if it is nan.
+            weight: the weight of the value in a mean, such as the number of samples. With weight 0,
+                the value does not count, even if it is nan.
 
         Raises:
             ValueError: the name is taken or not valid, the value is not one real number, or the
@@ -121,7 +121,7 @@ class Recorder:
         of ranks has changed, rank 0 takes the numbers of all ranks.
 
         Raises:
-            ValueError, TypeError, AttributeError: the state is not a list of these.
+            ValueError, TypeError, AttributeError: `state` is not a list of such states.
         """
         state = [
             {name: (how, float(v), float(weight)) for name, (how, v, weight) in each.items()}

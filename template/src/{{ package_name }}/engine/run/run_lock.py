@@ -42,7 +42,7 @@ class Attempt:
     Args:
         host: the name of the machine.
         system: the ids of the machine's boot and of the container. A pid is unique within both.
-        pid: of the process.
+        pid: the process id.
         started: when the process started, in seconds since the boot.
         cluster, job: from Slurm; None without Slurm.
         restart: how often Slurm has requeued the job.

@@ -16,8 +16,8 @@ from .record import LOSS, Values
 log = logging.getLogger(__name__)
 
 FORWARD = "system/forward_seconds"
-LIMIT = 1.15  # a slow rank needs more than this many times the median of all ranks
-LINES, SECONDS = 10, 60.0  # for at least this many log lines in a row, and this many seconds
+LIMIT = 1.15  # a slow rank takes more than this many times the median of all ranks,
+LINES, SECONDS = 10, 60.0  # at this many log lines in a row, and for this many seconds
 
 
 class SlowRanks:
@@ -41,8 +41,8 @@ class SlowRanks:
         # The lower median: if half of the ranks are slow, it is the time of a fast rank.
         median, median_by_weight, now = median_low(means), median_low(by_weight), time.monotonic()
         for rank, mean in enumerate(means):
-            # A slow rank exceeds both medians. A rank with longer texts exceeds only the first, and
-            # a rank with shorter texts only the second.
+            # A slow rank exceeds both medians. A rank with longer texts exceeds only the median of
+            # the time, and one with shorter texts only the median of the time by weight.
             slow = mean > LIMIT * median and by_weight[rank] > LIMIT * median_by_weight
             lines, since = self.streaks.get(rank, (0, now))
             lines, since = (lines + 1, since) if slow else (0, now)

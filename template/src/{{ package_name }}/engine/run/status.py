@@ -16,7 +16,7 @@ Status = Literal["finished", "failed", "preempted"]
 
 log = logging.getLogger(__name__)
 
-SILENCE_LIMIT = 600  # seconds without an update until a run may hang; a start or validation is long
+SILENCE_LIMIT = 600  # seconds; a start or a validation may take as long without an update
 WRITE_INTERVAL = 5  # seconds between two writes
 
 
@@ -32,7 +32,7 @@ class StatusFile:
         error: the error that ended the run.
         progress: from 0 to 1.
         started, updated: the start of this attempt and the last update, in seconds since 1970.
-        expect_next_in: seconds after which a missing update means that the run may hang.
+        expect_next_in: without an update for this many seconds, the run may hang.
         job: the Slurm job id.
         restart: how often the batch script has started the ranks again in this job.
         host, pid: the process of rank 0.
