@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Scaffold a project with the default answers and train it on two CPU ranks.
+# Makes a project with the default answers and trains it on two CPU ranks.
 #
-# Everything lands in .demo/, which is made anew each time. The data is MNIST where MNIST_DIR names
-# its folder or the download works, else the synthetic digits that need no file.
+# All files are in .demo/, which each run replaces. The data is MNIST if MNIST_DIR names its folder or the
+# download works, else synthetic digits, which need no file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ step "Installing Copier"
 "${PYTHON3:-python3}" -m venv "$demo/copier"
 "$demo/copier/bin/python" -m pip install --quiet 'copier>=9.19,<10'
 
-step "Scaffolding a project with the default answers"
+step "Making a project with the default answers"
 "$demo/copier/bin/copier" copy --defaults --vcs-ref HEAD \
     --data project_name="MNIST demo" --data package_name=demo "$PWD" "$project"
 
@@ -32,7 +32,7 @@ elif make --no-print-directory -C "$project" data; then
     data="MNIST, downloaded"
 else
     arguments="--dataset synthetic"
-    data="synthetic digits, for want of MNIST"
+    data="synthetic digits, because MNIST is missing"
 fi
 echo "Data: $data"
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes what the tests of the container need on Debian and Ubuntu, in a folder of its own: nothing
-# else of this machine changes, but for debootstrap, which is installed.
-#   root  Debian 13 with Apptainer, whose package in Debian unstable runs there, but not on Debian 12
-#   base  Debian 12 with Python and pip, for images to be built on: no registry is asked
+# Makes two systems for the tests of containers, on Debian and Ubuntu, in one folder. It also installs
+# debootstrap, and changes nothing else on this machine.
+#   root  Debian 13 with Apptainer; the package is from Debian unstable, and does not run on Debian 12
+#   base  Debian 12 with Python and pip: the base of images, so that no registry is needed
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"
 
 export PATH=$PATH:/usr/sbin:/sbin
-systems=/opt/apptainer-tests # tests/slurm/apptainer.py looks here too
+systems=/opt/apptainer-tests # tests/slurm/apptainer.py has this path too
 [[ ! -d $systems ]] || exit 0
 
 prepare_debootstrap "$systems"
@@ -18,12 +18,12 @@ mkdir -p "$new"
 make_system "$new/base" bookworm python3-pip,python3-venv >"$new/base.log" 2>&1 &
 make_system "$new/root" trixie ca-certificates,containernetworking-plugins,libseccomp2,libsqlite3-0,squashfs-tools,squashfuse,uidmap
 wait $! || fail "debootstrap failed: $(tail -n 3 "$new/base.log")"
-# A root without all rights can copy neither devices nor what other users own: apt-get makes such.
+# Root without all capabilities cannot copy devices or files of other users. apt-get makes some.
 chroot "$new/base" apt-get clean
 rm -r "$new/base/dev" "$new/base.log"
 mkdir "$new/base/dev"
 chown --recursive --no-dereference root:root "$new/base"
-# No package from elsewhere: those that an image takes are bound to /mnt while it is built.
+# pip installs only packages in /mnt, which the tests mount while they build an image.
 printf '[global]\nno-index = true\nfind-links = /mnt\n' >"$new/base/etc/pip.conf"
 
 apt=$new/apt

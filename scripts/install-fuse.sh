@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests of shared file systems need on Debian and Ubuntu: FUSE, for file systems that
-# are programs.
+# Installs FUSE for the tests of shared file systems, on Debian and Ubuntu. With FUSE, a program can serve a
+# file system.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"

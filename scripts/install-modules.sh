@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs what the tests of module lines need on Debian and Ubuntu: both module systems. Their
-# packages refuse to be installed together, and would change every login on this machine, so only
-# what they depend on is installed. They themselves lie unpacked in a folder for each, and the tests
-# lay that folder over /usr and /etc in the namespaces of their cluster.
+# Installs both module systems for the tests of module lines, on Debian and Ubuntu. Their packages conflict
+# with each other and would change every login on this machine. So the script installs only their
+# dependencies, and unpacks each package in its own folder. The tests mount these folders over /usr and
+# /etc in the namespaces of their cluster.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"
 
-systems=/var/lib/module-systems # where tests/slurm/modules.py looks
+systems=/var/lib/module-systems # tests/slurm/modules.py has this path too
 missing=()
 for name in environment-modules lmod; do
     [[ -d $systems/$name ]] || missing+=("$name")

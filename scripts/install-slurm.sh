@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the tests in tests/slurm need on Debian and Ubuntu: Slurm's and munge's programs, a
-# database for Slurm's accounts, and a compiler for a plugin of Slurm's. The tests start daemons of
-# their own; those that the packages bring are not started.
+# Installs the programs for tests/slurm on Debian and Ubuntu: Slurm, munge, a database for Slurm's
+# accounts, and a compiler for a Slurm plugin. The tests start their own daemons. The daemons of the
+# packages are not started.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"

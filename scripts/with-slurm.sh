@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# with-slurm.sh VERSION COMMAND...: runs a command where Slurm is of another version than this machine's,
-# as root on Debian and Ubuntu. `make test-slurm` uses it.
-# The first time it makes a system with that Slurm in /opt/slurm-tests, of some 700 MB; nothing else of
-# this machine changes, but for debootstrap, which is installed. The command sees the system's programs,
-# and all folders of this machine that are not a system's.
+# with-slurm.sh VERSION COMMAND...: runs a command with another version of Slurm, as root on Debian and
+# Ubuntu. `make test-slurm` uses it.
+# The first call for a version installs a system with that Slurm in /opt/slurm-tests (700 MB). It also
+# installs debootstrap, and changes nothing else on this machine. The command sees the programs of that
+# system, and the folders of this machine that are not part of its system.
 set -euo pipefail
 # shellcheck source=/dev/null
 . "$(dirname "$0")/apt.sh"
@@ -24,7 +24,7 @@ make_root() {
     prepare_debootstrap "$root"
     rm -rf --one-file-system "$new"
     mkdir -p "$new"
-    # Python is for the libraries that an interpreter of another place needs, gcc for a plugin.
+    # python3 brings the libraries that the Python of the tests needs. gcc compiles a plugin.
     "$make" "$new" "$suite" \
         slurm-wlm,slurmdbd,mariadb-server-core,libslurm-dev,gcc,libc6-dev,munge,iproute2,util-linux,util-linux-extra,procps,git,make,curl,openssl,python3,libreadline8t64,tcl
     [[ $(chroot "$new" slurmctld -V) =~ $version ]] ||

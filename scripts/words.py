@@ -2,8 +2,8 @@
 
     python scripts/words.py [FILE ...]
 
-Without files, it reads the files that git tracks or could add. It prints a line for each phrase that
-it finds: the place, the phrase, and what to write instead. The exit code is 1 if it finds any.
+Without files, it reads the files that git tracks or could add. It prints a line for each phrase
+that it finds: the place, the phrase, and what to write instead. The exit code is 1 if it finds any.
 """
 
 import re

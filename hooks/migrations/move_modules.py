@@ -10,7 +10,7 @@ Before the update, it saves the files that move and those that git ignores in th
 user's files, and the same files as the old version rendered them. After the update, it merges each
 edited file into its new file, as git does. An edited file that was split, merged with others, or
 removed becomes `<name>.old`. Imports of moved modules are rewritten. A line on stderr names each
-file that was changed. TABLE, beside this file, lists the moves.
+file that was changed. TABLE, a file in the folder of this one, lists the moves.
 """
 
 import shutil

@@ -1,16 +1,17 @@
 #!/bin/sh
-# install.sh FOLDER PROJECT: makes an environment of what this project depends on and the image that
-# this runs in lacks. It finds the code of a job in CODE_DIR (slurm/snapshot.sh), and other code in the
-# folder PROJECT; `.` is where it is started. `make image` runs this. TORCH is the PyTorch to
-# install instead of that of the image, or of the newest that the template is tested with; TORCH_INDEX is
-# the index that has it, PYTHON the image's Python.
+# install.sh FOLDER PROJECT: makes an environment in FOLDER with the dependencies of the project that the
+# image lacks. `make image` runs this in the image. The environment imports the code of a job from CODE_DIR
+# (slurm/snapshot.sh), else from the folder PROJECT, which can be `.` for the current one. Variables:
+#   TORCH        the PyTorch to install; by default the image's, else the newest tested one
+#   TORCH_INDEX  the index that has it
+#   PYTHON       the image's Python
 set -eu
 env=$1 base=${PYTHON:-python3}
 unset PYTHONPATH
 export PYTHONNOUSERSITE=1
 
-# The environment sees the packages of the image, so that a PyTorch that came with it is kept; its
-# pip too, since some images lack what is needed to install another.
+# The environment sees the packages of the image, so it keeps the image's PyTorch. It also uses the
+# image's pip, because some images cannot install another one.
 "$base" -m pip --version || { echo "error: the image has no pip for $base: choose one that has" >&2; exit 1; }
 [ -e "$env/bin/python" ] || "$base" -m venv --system-site-packages --without-pip "$env"
 wanted=$(mktemp -d)

@@ -1,7 +1,7 @@
-"""Write the versions that are installed to constraints.txt: `make setup` then installs these.
+"""Write the installed versions to constraints.txt. `make setup` then installs the same versions.
 
-Local versions, such as +cpu, are left out, so that the file serves every build of PyTorch; and so
-is what conda installed, which pip must not replace.
+Local versions, such as +cpu, are left out, so that the file fits every build of PyTorch. Packages of
+conda are left out too, because pip must not replace them.
 """
 
 import json
@@ -12,15 +12,15 @@ from pathlib import Path
 
 FILE = Path("constraints.txt")
 HEAD = """\
-# The versions that are installed, by `make lock`; `make setup` installs the same ones again.
-# To take newer ones: empty this file, then `make clean-env setup lock`.
+# The installed versions, written by `make lock`. `make setup` installs the same versions.
+# To update them, empty this file and run `make clean-env setup lock`.
 """
 # They come with Python, not with the project.
 TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of what pip or uv installed here, but for the project itself, by name."""
+    """Return the versions of the packages that pip or uv installed, by name, without the project."""
     versions = {}
     for package in distributions(path=list({*map(sysconfig.get_path, ("purelib", "platlib"))})):
         installer = (package.read_text("INSTALLER") or "").strip()

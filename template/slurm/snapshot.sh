@@ -1,15 +1,17 @@
-# Keeps the code that a job runs as it was submitted. slurm/common.sh and slurm/submit.sh source this file.
+# Copies the code of a job, so that later edits do not change it. slurm/common.sh and slurm/submit.sh
+# source this file.
 # shellcheck shell=bash
 
-# Succeeds unless CODE_SNAPSHOT=0 in the environment, or a line of slurm/site.sh, lets jobs run the folder's code.
+# Succeeds unless CODE_SNAPSHOT is 0, in the environment or in slurm/site.sh: jobs then run the code of
+# the folder.
 wants_snapshot() {
     local given=${CODE_SNAPSHOT:-$(sed -nE 's/^(export )?CODE_SNAPSHOT=([^ #]*).*/\2/p' slurm/site.sh 2>/dev/null)}
     [[ ${given:-1} =~ ^[01]$ ]] || fail "CODE_SNAPSHOT is '$given': it must be 0 or 1"
     [[ ${given:-1} == 1 ]]
 }
 
-# Lists the code, each name with a null byte behind it: what git knows, and new files that it does not
-# ignore. Without git, all but caches.
+# Lists the files of the code, with a null byte after each name: those that git tracks, and new ones that
+# it does not ignore. Without git, it lists all files except caches.
 list_code() {
     local parts=(src configs slurm/*.sh .copier-answers.yml) path
     if [[ -n $(git ls-files -co --exclude-standard src 2>/dev/null | head -n 1) ]]; then
@@ -26,10 +28,10 @@ list_code() {
     done
 }
 
-# describe_code FOLDER: writes there what git says about the code.
+# describe_code FOLDER: writes the commit and the uncommitted changes to the folder.
 describe_code() {
-    local parts=(src configs slurm ':!slurm/site.sh') # which may hold a key
-    # With its time, by which git knows of edits in the second of a commit.
+    local parts=(src configs slurm ':!slurm/site.sh') # site.sh may have a key
+    # Keep its time: git uses it to see edits that were made within a second of a commit.
     cp -p "$(git rev-parse --git-path index)" "$1/index" || return
     export GIT_INDEX_FILE=$PWD/$1/index # new files are added to it
     git rev-parse HEAD >"$1/commit" && git describe --always --dirty --abbrev=12 >"$1/describe" &&
@@ -38,13 +40,13 @@ describe_code() {
         git diff --no-ext-diff --no-color HEAD -- "${parts[@]}" >"$1/diff" && rm "$1/index"
 }
 
-# refuse FOLDER WHY: ends the job, which cannot take its snapshot.
+# refuse FOLDER WHY: removes an incomplete snapshot and ends the job.
 refuse() {
     rm -rf "$1" "$1.tar.gz"
     fail "cannot keep the code in $PWD/.snapshots: ${2%%$'\n'*}: make room, or set CODE_SNAPSHOT=0 to run the code of this folder"
 }
 
-# Copies the code to .snapshots/HASH and sets `snapshot` to that hash, of its content.
+# Copies the code to .snapshots/HASH and sets `snapshot` to that hash of its contents.
 take_snapshot() {
     local new=.snapshots/new-$HOSTNAME-$$ size said
     size=$(list_code | du -bcL --files0-from=- | tail -n 1 | cut -f 1)
@@ -52,25 +54,26 @@ take_snapshot() {
         fail "the code has $((size >> 20)) MiB, and 50 are the most that is kept for a job: move data out of src/ and configs/, or set CODE_SNAPSHOT=0"
     said=$({ mkdir -p "$new/git" && list_code | xargs -0 cp -rpL --parents -t "$new"; } 2>&1) ||
         refuse "$new" "$said"
-    (describe_code "$new/git") 2>/dev/null || rm -r "$new/git" # there is no git, or no commit
+    (describe_code "$new/git") 2>/dev/null || rm -r "$new/git" # no git, or no commit
     snapshot=$(cd "$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
     snapshot=${snapshot:0:12}
-    # For the folders of runs. slurm/site.sh stays here.
+    # Each run folder gets this archive. It leaves out slurm/site.sh, which may have a key.
     said=$({ tar -czf "$new.tar.gz" -C "$new" --exclude=./slurm/site.sh --exclude=./git . && mv "$new.tar.gz" "$new/code.tar.gz"; } 2>&1) ||
         refuse "$new" "$said"
     find "$new" -type f -exec chmod a-w {} + # other jobs may run the same code
-    # Another job may have it, or be as fast.
+    # Another job may have made the same snapshot.
     mv -T "$new" ".snapshots/$snapshot" 2>/dev/null || rm -r "$new"
 }
 
-# Sets CODE_DIR to the snapshot that this job runs; its first start takes one, unless submit.sh did.
+# Sets CODE_DIR to the snapshot that this job runs. The first start of the job makes the snapshot, unless
+# slurm/submit.sh has made it.
 find_code() {
     local link=logs/code-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
     unset CODE_DIR
     if [[ ! -L $link ]]; then
         wants_snapshot || return 0
         take_snapshot
-        # If another task of an array was faster, its code counts.
+        # If another task of the array was faster, this task runs the code of that one.
         ln -s "../.snapshots/$snapshot" "$link" 2>/dev/null
     fi
     CODE_DIR=$PWD/.snapshots/$(basename "$(readlink "$link")")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Submits a batch script, to run the code as it is now: `make submit` and `make chain`. A chain is N jobs,
-# one after another, that share a run.
+# Submits a batch script with the code as it is now. `make submit` and `make chain` run this. A chain is
+# N jobs that continue one run, one after another.
 #   bash slurm/submit.sh N SCRIPT [OPTION OF SBATCH]... -- [ARGUMENT OF THE SCRIPT]...
 set -eo pipefail
 cd "${BASH_SOURCE[0]%/*}/.."
@@ -32,7 +32,7 @@ snapshot=
 ids=()
 trap '((${#ids[@]} == 0)) || scancel "${ids[@]}"' EXIT
 while ((${#ids[@]} < count)); do
-    # The first job waits until all is written, and each other one for the job before it.
+    # The first job is held until all files are written. Each other job waits for the job before it.
     wait=--hold
     ((${#ids[@]} == 0)) || wait=--dependency=afterany:${ids[-1]}
     id=$(sbatch --parsable "${options[@]}" "$wait" "$script" "$@") ||

@@ -1,5 +1,5 @@
-# What the batch scripts share. Each sources this file first, which then checks that it is a job,
-# resets the modules and reads slurm/site.sh. The functions are the script's next steps.
+# Functions that the batch scripts share. Each script sources this file first. The file checks that the
+# script runs as a job, resets the modules and reads slurm/site.sh.
 # shellcheck shell=bash
 
 fail() {
@@ -9,13 +9,13 @@ fail() {
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
 if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
-    # A job that is submitted inside another (salloc, JupyterHub) inherits the numbers of that one.
+    # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.
     if [[ -n ${SLURM_ARRAY_JOB_ID:-}${SLURM_RESTART_COUNT:-} ]] && facts=$(scontrol show job "$SLURM_JOB_ID"); then
         [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
         [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
     fi
-    # An edit or an update may come while the job waits: it runs the code that was submitted, from
-    # here on with its own copy of this file.
+    # The files may change while the job waits. It runs a copy of the code that was submitted, and
+    # continues with the copy of this file.
     # shellcheck source=slurm/snapshot.sh
     . slurm/snapshot.sh
     find_code
@@ -25,26 +25,27 @@ if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
         return
     fi
 fi
-# Slurm keeps a job's script as it was submitted. Raise the number where scripts that wait in the queue
-# could not use this file any more.
+# Slurm keeps a copy of a submitted script. Raise the number if older scripts, which may wait in the
+# queue, cannot use this file any more.
 [[ ${1:-} == 2 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
 slurm_dir=${BASH_SOURCE[0]%/*}
 
-# Names of functions that the end of the job calls with its exit code; slurm/resume.sh and stage.sh add theirs.
+# The names of functions that run at the end of the job, with its exit code as the argument. slurm/resume.sh
+# and slurm/stage.sh add theirs.
 at_end=forget
-back= # not empty: the job is back in the queue
+back= # not empty if the job is back in the queue
 leave() {
     local status=$? each
     for each in $at_end; do "$each" "$status" || true; done
 }
 trap leave EXIT
 
-# Another cluster, or this one some day, may give a job the same number.
+# A later job, or one of another cluster, may have the same number.
 forget() {
     [[ -n $back${SLURM_ARRAY_JOB_ID:-} ]] || (($1 > 128)) || rm -f "logs/code-$SLURM_JOB_ID" "logs/chain-$SLURM_JOB_ID"
 }
 
-# After the end of a run, or a fault of the program, the jobs of its chain that still wait are cancelled.
+# Cancels the waiting jobs of a chain after the end of its run or a fault of the program.
 end_chain() {
     local waiting=" ${chain[*]} "
     read -ra waiting <<<"${waiting#* "$SLURM_JOB_ID" }"
@@ -52,15 +53,15 @@ end_chain() {
     scancel --quiet --state=PENDING "${waiting[@]}" 2>/dev/null
     echo "the chain ends here: cancelled ${waiting[*]}"
 }
-# A job that submits this one has variables of its own.
+# They may come from a job that submitted this one.
 unset CHAIN_JOB{_ID,S} MASTER_{ADDR,PORT} STAGED FIRST_STEP FAILURE_FILE BAD_NODES_FILE RUN_NUMBER RESTART_IN_JOB PAID_SINCE
 if [[ -f logs/chain-$SLURM_JOB_ID ]]; then
     read -ra chain <"logs/chain-$SLURM_JOB_ID"
-    export CHAIN_JOB_ID=${chain[0]} CHAIN_JOBS=${chain[*]} # the first names the run's folder
+    export CHAIN_JOB_ID=${chain[0]} CHAIN_JOBS=${chain[*]} # the first job names the run folder
     at_end+=" end_chain"
 fi
 
-# `module` is a function of the shell, and not every shell starts with it.
+# `module` is a shell function, which not every shell defines.
 for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash"; do
     # shellcheck source=/dev/null
     command -v module >/dev/null || ! [[ -r $file ]] || . "$file"
@@ -69,29 +70,29 @@ command -v module >/dev/null ||
     fail "there is no module command on $(hostname): define it in ~/.bash_profile, which jobs read"
 module purge
 
-# A job that is submitted inside another has what that one asked for, too, and srun would read it as
-# options. Without options, a step has all that its job has.
+# A job that is submitted inside another job inherits the requests of that job, and srun would read them
+# as its options. Without options, a step gets all resources of its job.
 for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_PER_GPU TRES_PER_TASK \
     GPU_BIND TRES_BIND HINT THREADS_PER_CORE NTASKS_PER_{CORE,GPU,SOCKET,TRES} \
     ${SLURM_SRUN_COMM_HOST:+CPU_BIND MEM_BIND DISTRIBUTION STEP_ID}; do
     option=--${name//_/-} given=SBATCH_$name
     [[ -n ${!given:-} ]] || grep -qs -- "^#SBATCH.* ${option,,}[ =]" "$0" || unset "SLURM_$name"
 done
-# The log of an array's task gets a second name, with the numbers that squeue and the run have.
+# The log of an array task gets a second name, with the numbers that squeue and the run folder have.
 log=$(readlink /proc/$$/fd/1)
 if [[ -n ${SLURM_ARRAY_JOB_ID:-} && $log == *-$SLURM_JOB_ID.out ]]; then
     ln -sf "${log##*/}" "${log%"$SLURM_JOB_ID.out"}${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.out"
 fi
 
-# Facts of this site, such as its network interfaces, belong in this file of your own.
+# Your file for this site, with settings such as its network interfaces.
 if [[ -f $slurm_dir/site.sh ]]; then
     # shellcheck source=/dev/null
     . "$slurm_dir/site.sh" || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
 fi
-# The ranks get what this shell has, even after `sbatch --export=NONE`.
+# The ranks get the environment of this shell, even after `sbatch --export=NONE`.
 unset SLURM_EXPORT_ENV
 
-# Some failures have no exit code: then the list of modules neither has the name nor has changed.
+# Some failures have exit code 0. The list of modules then has not changed and does not have the name.
 load_module() {
     local before=${LOADEDMODULES:-} near
     module load "$1" && [[ ${LOADEDMODULES:-} != "$before" || :$before == *":$1"* ]] && return
@@ -100,14 +101,14 @@ load_module() {
     fail "module $1 cannot be loaded; near it, 'module avail' has ${near:-nothing}"
 }
 
-# use_python PATH: sets `python` to what runs the project's code; PROJECT_PYTHON is another one, of the
-# site, whose modules' packages stay.
+# use_python PATH: sets `python` to the interpreter of the project. PROJECT_PYTHON chooses another one,
+# such as your site's, which also keeps the packages of modules.
 use_python() {
     local others=:${PYTHONPATH:-}
     [[ -n ${PROJECT_PYTHON:-} ]] || others=
     python=("${PROJECT_PYTHON:-$PWD/$1}")
     [[ -x ${python[0]} ]] || fail "${python[0]} does not exist: run 'make setup' first"
-    # The code is that of the job, and no package is a module's.
+    # Import the code of this job, and no packages of modules.
     unset PYTHONHOME
     export PYTHONPATH=${CODE_DIR:-$PWD}/src$others
 }
@@ -116,8 +117,8 @@ one_node_only() {
     ((SLURM_JOB_NUM_NODES == 1)) || fail "Slurm gave $SLURM_JOB_NUM_NODES nodes for a job of one: leave --nodes out"
 }
 
-# count_ranks cpu|gpu: checks what Slurm gave, as an option of sbatch may have changed what the script
-# asks for. Sets `world_size`, and `ranks` of a node.
+# count_ranks cpu|gpu: checks the resources of the job, since options of sbatch override those of the
+# script. Sets `world_size`, and `ranks`, the number on each node.
 count_ranks() {
     [[ -z ${RANK:-}${WORLD_SIZE:-} ]] ||
         fail "RANK or WORLD_SIZE is set, but torchrun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
@@ -135,20 +136,20 @@ count_ranks() {
     export OMP_NUM_THREADS=$cpus
 }
 
-# Sets where the ranks meet: on the first node, at a port that each step chooses. What they read from
-# the nodes' own disks is put there first.
+# Sets where the ranks meet: on the first node, at a port that each step chooses. First it unpacks the
+# files that the ranks read from the nodes' own disks.
 set_rendezvous() {
     [[ -z ${STAGE_FILES:-} ]] || stage "${STAGE_FILES[@]}"
     JOB_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
     [[ -n ${MASTER_ADDR:-} ]] || MASTER_ADDR=${JOB_NODES%%,*}
     [[ -n $MASTER_ADDR ]] || fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
     export JOB_NODES MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
-    # Ranks that hang leave a record of their last collectives.
+    # If ranks hang, PyTorch writes a record of their last collectives.
     export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
     export TORCH_FR_DUMP_TEMP_FILE="$PWD/logs/nccl-$SLURM_JOB_ID-rank-"
 }
 
-# Prints what a person needs to know when the job fails.
+# Prints facts that help to find out why a job failed.
 print_facts() {
     local version each="$gpus on each node"
     ((gpus)) || each=none
@@ -172,8 +173,8 @@ commit       ${commit:-none}
 END
 }
 
-# choose_command [COMMAND] FLAG...: sets `command`, train unless another one is given, such as evaluate,
-# and its `flags`. Each task of an array trains with a seed of its own.
+# choose_command [COMMAND] FLAG...: sets `command`, by default train, and its `flags`. Each task of an
+# array trains with its own seed.
 # shellcheck disable=SC2034 # the scripts use flags
 choose_command() {
     command=train

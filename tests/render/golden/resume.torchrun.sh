@@ -1,9 +1,9 @@
-# What a job does when its ranks are stopped or killed: they start again in it, or it goes back to the queue.
-# slurm/common.sh sources this file.
+# Handles ranks that were stopped or killed: the job starts them again, or goes back to the queue. slurm/common.sh
+# sources this file.
 # shellcheck shell=bash
 
-# From 24.05 on, Slurm requeues a job that leaves while it is preempted. To ask for it, too, would
-# make the job start once more after its end, up to 25.11.
+# Since 24.05, Slurm requeues a preempted job when it ends. Up to 25.11, a second request would start
+# the job again after its end.
 slurm_requeues() {
     local version
     version=$(scontrol --version | tr -dc 0-9)
@@ -12,12 +12,12 @@ slurm_requeues() {
         [[ $(scontrol show partition "$SLURM_JOB_PARTITION") =~ PreemptMode=[A-Z,]*REQUEUE ]]
 }
 
-# requeue STOPPED: puts the job back into the queue, unless somebody cancelled it, and says so.
-# Sets `back` if it is there.
+# requeue STOPPED: puts the job back into the queue unless it was cancelled, sets `back` if that worked,
+# and prints the result after the text STOPPED.
 requeue() {
     local config pause state restarts preempted reason before=${SLURM_RESTART_COUNT:-0}
     local end="but Slurm did not confirm a requeue: if 'squeue --me' lacks the job, $resubmit"
-    # More than once: Slurm's controller may be too busy to answer.
+    # Try several times, because Slurm's controller may be too busy to answer.
     for pause in 0 5 30; do
         sleep "$pause"
         read -r state restarts preempted reason < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,PreemptTime:20,Reason:60) || continue
@@ -37,7 +37,7 @@ requeue() {
         break
     done
     [[ -z $back ]] || end="and back to the queue"
-    # Until the job has ended, squeue does not know when it may start again.
+    # While the job still runs, squeue does not know when it can start again.
     if [[ -n $back ]] && config=$(scontrol show config) &&
         [[ $config =~ requeue_delay=([0-9]+) || $config =~ cred_expire=([0-9]+) || $config == *AuthInfo* ]]; then
         end+=", where it waits for ${BASH_REMATCH[1]:-120} seconds at least"
@@ -45,24 +45,24 @@ requeue() {
     echo "$1, $end"
 }
 
-# read_log: sets `srun_said` to what srun said of its tasks in the log, after its first `size` bytes, and
-# `first` to the exit code of the first rank that ended, if no signal ended it.
+# read_log: sets `srun_said` to srun's messages about tasks in the log, after its first `size` bytes, and
+# `first` to the exit code of the first rank that ended, unless a signal ended it.
 read_log() {
     srun_said=$(tail --bytes="+$((size + 1))" "$log" | grep -E '^srun: error: [^ ]+: tasks? [0-9,-]+: ') || true
     first=$(sed -nE '1s/.*exit code ([0-9]+)$/\1/p' <<<"$srun_said")
 }
 
-# note_death: sets `died` to the node on which the first rank died. A node with two deaths is a bad one.
+# note_death: sets `died` to the node on which the first rank died. After two deaths, a node is bad.
 note_death() {
     local deaths=${BAD_NODES_FILE/bad-nodes/died}
-    # The others end for its death: with an exit code of their own, by SIGTERM, or later.
+    # Other ranks end because of it: with their own exit code, by SIGTERM, or later.
     died=$(sed -nE '/(exit code ([0-9]{1,2}|143)|Terminated)$/d; s/^srun: error: ([^][ ]+): task.*/\1/p; T; q' <<<"$srun_said")
     [[ -n $died ]] || return 0
     echo "$died" >>"$deaths"
     (($(grep -cxF "$died" "$deaths") != 2)) || echo "$died" >>"$BAD_NODES_FILE"
 }
 
-# may_restart COMMAND: whether the ranks can start again in this allocation; sets `why` if not.
+# may_restart COMMAND: succeeds if the ranks can start again in this allocation; else sets `why`.
 may_restart() {
     local state restarts preempted end seconds nodes=$SLURM_JOB_NUM_NODES
     why="Slurm is ending the job, or does not answer"
@@ -84,8 +84,8 @@ may_restart() {
     [[ -z $why ]]
 }
 
-# treat_bad_nodes: tells Slurm to keep the job that is back in the queue off its bad nodes. Slurm takes
-# that only of a job that waits: if it does not yet, the next requeue does it.
+# treat_bad_nodes: excludes the bad nodes from a job that is back in the queue. Slurm accepts this only
+# while the job waits; if it does not wait yet, the next requeue excludes them.
 treat_bad_nodes() {
     local nodes excluded left
     nodes=$(sort -u "$BAD_NODES_FILE" | paste -sd ,)
@@ -109,20 +109,22 @@ treat_bad_nodes() {
     echo "bad nodes: $nodes; to keep off them: sbatch --exclude=$nodes"
 }
 
-# What a training costs counts from here: the start of the job, or the end of the training before it.
+# The costs of a training are counted from the start of the job or the end of the training before it.
 paid_since=${SLURM_JOB_START_TIME:-$((EPOCHSECONDS - SECONDS))}
-# What to do with a job that was stopped and is not in the queue.
+# Advice for a job that was stopped and is not in the queue.
 resubmit="submit again with --run-dir and the run's folder, and the same flags"
 
-# run_resumable COMMAND...: runs what Slurm may stop, and returns its exit code, which ends the job
-# unless it is 0. 75: a signal stopped it, after a checkpoint. Above 128: a signal killed a rank, as
-# when memory runs out. 76: a rank lost another one. After these two, the ranks start again in the
-# same allocation, at most RESTARTS_IN_JOB times.
-# After 75 and above 128, the job goes back to the queue, and on from its newest checkpoint when it
-# starts again.
+# run_resumable COMMAND...: runs a command that Slurm may stop, and returns its exit code. The job ends
+# with this code unless it is 0.
+#   75          a signal stopped the ranks, and they saved a checkpoint
+#   76          a rank lost another rank
+#   above 128   a signal killed a rank, for example when memory ran out
+# After 76 and above 128, the ranks start again in the same allocation, at most RESTARTS_IN_JOB times.
+# The job goes back to the queue after 75, and after a code above 128 if the ranks do not start again. It
+# then continues from its newest checkpoint.
 run_resumable() {
     local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job
-    if [[ ${command:-train} != train ]]; then # it saves no checkpoint
+    if [[ ${command:-train} != train ]]; then # other commands save no checkpoint
         MAX_REQUEUES=0 FAILURE_FILE='' BAD_NODES_FILE='' "$@" # the first is for slurm/task_epilog.sh
         return
     fi
@@ -131,13 +133,13 @@ run_resumable() {
     [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
-    # The first rank that fails writes its error to FAILURE_FILE. The ranks that wait for it are then
-    # stopped, and srun's exit code is theirs. BAD_NODES_FILE has a line for each node that a later
-    # start should not use.
+    # The first rank that fails writes its error to FAILURE_FILE. Slurm then stops the waiting ranks, and
+    # srun returns their exit code. BAD_NODES_FILE has a line for each node that a later start should
+    # not use.
     export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
     export BAD_NODES_FILE=$PWD/logs/bad-nodes-$SLURM_JOB_ID
     trainings=$((${trainings:--1} + 1))
-    # Slurm signals the ranks by itself. This shell only has to outlive them.
+    # Slurm also signals the ranks. This shell must run until they have ended.
     trap : TERM
     log=$(readlink /proc/self/fd/2)
     while true; do
@@ -146,13 +148,13 @@ run_resumable() {
         PAID_SINCE=$paid_since RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
         read_log
         if [[ -e $FAILURE_FILE ]]; then
-            # Slurm may lose the last output of a rank, or stop the rank before it prints its error.
+            # Slurm may lose the last output of a rank, or stop the rank before it prints the error.
             error=$(<"$FAILURE_FILE")
             [[ -z $error ]] || grep -qF -e "$error" < <(tail --bytes="+$((size + 1))" "$log") || echo "the first rank that failed said: $error"
             rm "$FAILURE_FILE"
             ((status <= 75)) || status=1
         elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 75 && first != 76)); then
-            status=$first # a fault, such as of Python on one node, for which the others were stopped
+            status=$first # a fault of this rank, after which the others were stopped
         fi
         ((status > 128 || status == 76)) || break
         may_restart "$1" || break
@@ -161,7 +163,7 @@ run_resumable() {
     done
     paid_since=$EPOCHSECONDS
     [[ -z $why || ${RESTARTS_IN_JOB:-2} == 0 ]] || echo "no restart in this allocation: $why"
-    # Slurm also signals what this shell runs, once the job is requeued.
+    # When Slurm requeues the job, it also signals the commands of this shell.
     trap '' TERM
     if ((status == 75)); then
         requeue "stopped after a checkpoint"
