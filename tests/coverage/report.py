@@ -1,9 +1,9 @@
-"""Says which lines of what is rendered the tests have run; `make coverage` calls it.
+"""Prints which lines of a rendered project the tests ran, and which not. `make coverage` calls it.
 
-Every Python process and every bash of the tests has noted the lines that it ran, those of jobs
-and of ranks too; one that a signal killed could not. A file of any rendered project counts for the
-file of the template that it came from, unless a test had changed it. The modules that depend on
-the example (data, figures, mnist, model, settings) are left out: tests edit them.
+Each Python process and each bash of the tests recorded the lines that it ran, also those of jobs
+and ranks. A process that a signal killed could not. A file of a rendered project counts as the
+template's file that it was copied from, unless a test changed it. The modules that depend on the
+example (data, figures, mnist, model, settings) are left out, because tests edit them.
 """
 
 import os

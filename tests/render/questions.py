@@ -12,20 +12,28 @@ from variants import SAMPLES
 HEAD = """\
 # Choosing answers
 
-All questions of the template, in their order. `setup: quick` asks those in bold, `full` asks all;
-what is not asked gets its default. A question is asked only where an earlier answer makes it
-matter. Any of them can be given by `--data NAME=VALUE`, or in a file by `--data-file`. Answers in
-Copier's settings replace the defaults, and `quick` does not ask these questions
-([for support teams](for-support-teams.md)).
+This page is for people who make a project, or change the answers of one. It lists all questions of
+the template, in the order in which Copier asks them.
 
-Answers are changed later by `copier update --data NAME=VALUE`, never by hand in
-`.copier-answers.yml`. A file that the new answers have no use for is then deleted, **with the edits
-that you made in it**: commit first, and look at `git diff`.
+- With `setup: quick`, Copier asks the questions in **bold**. With `setup: full`, it asks all
+  questions. A question that it does not ask has its default.
+- Some questions depend on an earlier answer. For example, Copier asks for `mail_type` only if
+  `mail_user` has an answer.
+- To give an answer in advance, use `--data NAME=VALUE`, or a YAML file with `--data-file FILE`.
+- Your site may have set answers in [Copier's settings](for-support-teams.md). They replace the
+  defaults. With `setup: quick`, Copier does not ask these questions.
 
-*Decides* names the files that an answer brings, and behind "changes" those that read otherwise.
-This page is made of `copier.yml` and of real renders; `CONTRIBUTING.md` says how.
+To change an answer later, run `copier update --data NAME=VALUE` in the project. Never edit
+`.copier-answers.yml` by hand. The update deletes the files that the new answers do not need,
+**with your edits in them**. So commit first, and look at `git diff` afterwards
+([Updates](updating.md) explains this).
+
+The column *files* lists the files that exist only with some of the answers. After the word
+"changes", it lists the files whose content depends on the answer.
+
+`tests/render/questions.py` makes this page from `copier.yml` and from rendered projects.
 """
-TABLE = "| question | meaning | default | decides |\n|---|---|---|---|\n"
+TABLE = "| question | meaning | default | files |\n|---|---|---|---|\n"
 # The condition of the questions that `quick` does not ask.
 FULL = "{{ setup == 'full' }}"
 # Answers under which a question is asked, and matters.
@@ -92,7 +100,7 @@ def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
 def default(value: object) -> str:
     """Return a default as a reader understands it."""
     if isinstance(value, str) and "{" in value:
-        return "made of the project's name"
+        return "derived from the project's name"
     if value in ("", []):
         return "empty" if value == "" else "none"
     if isinstance(value, list):
@@ -101,7 +109,7 @@ def default(value: object) -> str:
 
 
 def decides(name: str, render: Renderer) -> str:
-    """Return which files an answer brings or changes."""
+    """Return which files exist or change with an answer."""
     base = {"setup": "full", "package_name": "demo", **CONTEXT.get(name, {})}
     values = VALUES.get(name, SAMPLES[name])
     renders = [render({**base, name: value}) for value in values]

@@ -31,22 +31,31 @@ NOTE = """
 """
 
 VARIANTS = """\
-# What is run of each variant
+# Which variants the tests run
 
-The tests render {} projects: every combination of launch modes, launcher, container and
-environment; every set of trackers, their servers and sweeps; and answers in which every two values
-of any two questions meet. What has the same content is run once, whichever project it is in:
+This page is for people who change the template, or want to know how much of it is tested. The
+answers lead to many different projects, the *variants*. The tests render {} of them:
+
+- every combination of launch modes, launcher, container and environment
+- every set of trackers, with their servers and sweeps
+- variants in which each value of each question meets each value of every other question
+
+Many variants have some files with the same content. The tests run each distinct content once:
 
 {}
-Trees of `src/` and `configs/` are imported whole, and those that differ in what a training reads
-are trained by two ranks, stopped and resumed. Batch scripts are submitted to a Slurm cluster, where
-stand-ins for Python and Apptainer say what they were given. Commands of Makefiles and of a
-project's own CI run in environments that borrow the packages of the tests. Container definitions
-are built by Apptainer with stand-ins for the packages; one is built with the real ones, and trained
-in.
+How they run it:
 
-`tests/render/classes.py` says what the same content is; this page is made by
-`tests/render/test_docs.py`.
+- **`src/` and `configs/`**: each distinct tree is imported. Two ranks train, stop and resume each
+  tree that differs in what a training reads.
+- **Batch scripts** are submitted to a Slurm cluster. Stand-ins take the place of Python and
+  Apptainer, and record their arguments.
+- **Commands** of Makefiles and of a project's own CI run in environments that borrow the packages
+  of the tests.
+- **Container definitions** are built by Apptainer, with stand-ins for the packages. One image is
+  built with the real packages, and a training runs in it.
+
+`tests/render/classes.py` defines which content counts as the same. `tests/render/test_docs.py`
+makes this page.
 """
 # The page on Slurm is run line by line, and the recipes block by block.
 RUN_PAGES = ("docs/slurm.md", "docs/recipes.md")
@@ -153,7 +162,7 @@ def test_the_page_of_questions_is_current(render: Renderer, pytestconfig: pytest
 
 
 def test_the_page_of_variants_is_current(classes: Classes, pytestconfig: pytest.Config) -> None:
-    table = "| what | rendered | distinct, and run | by |\n|---|---|---|---|\n"
+    table = "| files | rendered | distinct, and run | test |\n|---|---|---|---|\n"
     for kind, found in classes.kinds.items():
         rendered = sum(each.count for each in found.values())
         table += f"| {kind} | {rendered:,} | {len(found)} | `{KINDS[kind]}` |\n"
