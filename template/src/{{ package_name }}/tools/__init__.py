@@ -1,6 +1,6 @@
-"""Commands around the training. Each can be left out."""
+"""The commands other than `train` and `download`. A project can be made without any of them."""
 
 
 def program(command: str) -> str:
-    """Return how a command is called, for its `--help`."""
+    """Return the words that run a command, for its `--help`: `python -m <package> COMMAND`."""
     return f"python -m {__package__.partition('.')[0]} {command}"

@@ -1,6 +1,7 @@
 """Logs a small run to each tracker and reads it back: `python -m <package> check-trackers`.
 
-With several tasks (`srun --ntasks=4 ...`), it checks that they can write to one store together.
+With several tasks (`srun --ntasks=4 ...`), it checks that they can write to the same store at the
+same time.
 """
 
 import dataclasses
@@ -17,16 +18,16 @@ from ..engine.errors import UsageError, say, without_secrets
 from ..settings import Settings
 from ..trackers import Run, load, select
 
-SECONDS = 120  # time limit of a tracker
+SECONDS = 120  # time limit for each tracker
 METRIC = "check/loss"
 VALUES = {step: 1 / step for step in range(1, 21)}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the trackers that the settings name; return 0 if all kept everything, else 1.
+    """Check the trackers that the settings name; exit with 0 if all kept everything, else with 1.
 
     Raises:
-        UsageError: a tracker is unknown, none is chosen, or the folder can't be made.
+        UsageError: a tracker is unknown, no tracker is chosen, or the folder can't be made.
     """
     settings = Settings.parse(
         argv, "check-trackers", "Log a run to each tracker and read it back. "
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"{tracker:12} {result}")
     if not failed:
         shutil.rmtree(directory)
-    # Not sys.exit: it would wait for a tracker that hangs.
+    # A normal exit would wait for a tracker that hangs.
     os._exit(int(failed))
 
 
@@ -62,7 +63,7 @@ def log_and_read(name: str, run: Run) -> None:
     """Log a run, resume it, and compare its history with what was logged.
 
     Raises:
-        ValueError: something is missing or has another value.
+        ValueError: a value is missing or different.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What runs cost together: a table of sums, and a row for each run for spreadsheets."""
+"""The costs of runs: a table of sums, and a CSV file for spreadsheets with a row for each run."""
 
 import csv
 import io
@@ -19,17 +19,22 @@ from ..engine.ranks import slurm_commands as slurm
 from ..engine.run.usage import Usage, read
 from .text import as_text, local_time
 
-SKEW = 5  # seconds that the clock of a node may be behind that of Slurm
+SKEW = 5  # seconds that a node's clock may be behind the clock of Slurm's controller
 COLUMNS = ("attempts", "measured", "wall_hours", "GPU_hours", "CPU_hours", "node_kWh", "GPU_kWh")
-# Where a spreadsheet begins a formula; for some of them, a semicolon begins a cell.
+# Places where a spreadsheet would begin a formula. In some of them, a semicolon begins a cell.
 FORMULA = re.compile("(^|;)(?=\\s*[=+@\uff1d\uff0b\uff20\uff0d-])")
 
 
 @dataclass
 class Attempt:
-    """What an attempt of a run cost, by column; what is not known is missing.
+    """The costs of an attempt of a run.
 
-    It began in seconds since 1970. If it was not measured, that is the last update of its run.
+    Attributes:
+        run: the run folder.
+        user: owner of the run folder.
+        began: start of the attempt, in seconds since 1970; if that was not measured, the last
+            update of the run.
+        costs: costs by column. Columns whose value is unknown are missing.
     """
 
     run: Path
@@ -39,12 +44,16 @@ class Attempt:
 
 
 def attempts(runs: Mapping[Path, float]) -> list[Attempt]:
-    """Return the attempts of runs, each of which was updated at a time in seconds since 1970."""
+    """Return the attempts of runs.
+
+    Args:
+        runs: run folders, and when each was last updated, in seconds since 1970.
+    """
     found, by_job = list[Attempt](), defaultdict(list)
     for run, updated in runs.items():
         try:
             user = run.owner()
-        except (KeyError, NotImplementedError):  # without a name; on Windows
+        except (KeyError, NotImplementedError):  # the user has no name; or this is Windows
             user = str(run.stat().st_uid)
         names, measured = (path.stem for path in run.glob("attempts/*.json")), read(run)
         numbers = measured.keys() | {int(name) for name in names if name.isdecimal()}
@@ -60,7 +69,7 @@ def attempts(runs: Mapping[Path, float]) -> list[Attempt]:
                 by_job[usage.job].append(found[-1])
     if shutil.which("sacct"):
         try:
-            for first in range(0, len(by_job), 1000):  # a command has a longest line
+            for first in range(0, len(by_job), 1000):  # the length of a command is limited
                 _add_energy(dict(islice(by_job.items(), first, first + 1000)))
         except UsageError as error:
             print(f"sacct can't be asked: {printable(str(error))}", file=sys.stderr)
@@ -68,11 +77,12 @@ def attempts(runs: Mapping[Path, float]) -> list[Attempt]:
 
 
 def _add_energy(by_job: Mapping[str, Sequence[Attempt]]) -> None:
-    """Divide the energy of the nodes in each start of a job among its attempts, by their time.
+    """Divide the nodes' energy in each start of a job among the job's attempts, by their duration.
 
-    Slurm counts joules in steps, and notes with the job what it knows when that ends: they are
-    never added up. A training's steps miss the time between them, `batch` has the first node alone,
-    and `extern` has all of it, where a site has that step. So the largest is nearest to the truth.
+    Slurm counts the energy of each job step in joules, but does not add the steps up for the job.
+    The sum of the numbered steps misses the time between them, the step `batch` has only the first
+    node, and the step `extern` has everything, but only some sites have this step. So the largest
+    of these numbers is nearest to the truth.
     """
     all_starts = ("--allusers", "--duplicates", f"--jobs={','.join(by_job)}")
     form = ("--noheader", "--parsable2", "--format=JobIDRaw,Start,End,ConsumedEnergyRaw")
@@ -80,9 +90,9 @@ def _add_energy(by_job: Mapping[str, Sequence[Attempt]]) -> None:
     for line in slurm.ask("sacct", *all_starts, *form, SLURM_TIME_FORMAT="%s").splitlines():
         name, *values = line.split("|")
         job, _, step = name.partition(".")
-        # Words stand for what is not known yet, and 2**64 - 2 for what never will be.
+        # A word instead of a number: not known yet. The number 2**64 - 2: will never be known.
         begin, end, joules = (float(x) if re.fullmatch(r"\d{1,15}", x) else 0.0 for x in values)
-        if not step:  # a start, whose steps follow
+        if not step:  # this line is a start of the job; the lines of its steps follow
             first, last = (begin or math.inf) - SKEW, end or math.inf
             here = [each for each in by_job.get(job, ()) if first <= each.began < last]
             starts.append((here, defaultdict(float)))
@@ -95,9 +105,9 @@ def _add_energy(by_job: Mapping[str, Sequence[Attempt]]) -> None:
 
 
 def table(found: Sequence[Attempt]) -> list[Sequence[str]]:
-    """Return the sums for each experiment, week and user, below a header and above the totals.
+    """Return a table: a header, the sums for each experiment, week and user, and the totals.
 
-    The last row has the number of attempts whose costs are known, and are in the sums.
+    The last row has, for each column, the number of attempts whose costs are known.
     """
     groups = defaultdict(list)
     for each in found:
@@ -117,11 +127,12 @@ def table(found: Sequence[Attempt]) -> list[Sequence[str]]:
 def as_csv(
     found: Sequence[Attempt], facts: Sequence[dict[str, Any]], settings: Sequence[dict[str, Any]]
 ) -> str:
-    """Return a row for each run as CSV, in which no cell is a formula.
+    """Return CSV with a row for each run. No cell is a formula.
 
     Args:
         found: attempts of the runs, in the order of the runs.
-        facts, settings: of each run, as `runs --json` has them, and by name.
+        facts: facts of each run, as in the file of `runs --json`.
+        settings: settings of each run, by name.
     """
     rows = []
     of_runs = groupby(found, lambda each: each.run)
@@ -129,7 +140,7 @@ def as_csv(
         mine = list(group)
         row = {"folder": run, "user": mine[0].user, **fact, **_sums(mine)}
         row |= {name: local_time(row[name]) for name in ("started", "updated") if name in row}
-        row["command"] = f"train {row.pop('flags')}"  # alone, flags would begin like a formula
+        row["command"] = f"train {row.pop('flags')}"  # flags alone would look like a formula
         row |= {f"settings.{name}": value for name, value in given.items()}
         rows.append({_harmless(name): _harmless(value) for name, value in row.items()})
     text = io.StringIO()
@@ -141,14 +152,14 @@ def as_csv(
 
 
 def _sums(found: Sequence[Attempt]) -> dict[str, float]:
-    """Return what attempts cost together, by column; what is not known of any is missing."""
+    """Return the sums of costs by column, without columns that are unknown for all attempts."""
     known = {name: [x.costs[name] for x in found if name in x.costs] for name in COLUMNS}
     sums = {name: round(sum(values), 6) for name, values in known.items() if values}
     return {"runs": len({each.run for each in found}), **sums}
 
 
 def _harmless(value: object) -> Any:  # noqa: ANN401 - of any type
-    """Return a number as it is, and what else there is as text that is no formula."""
+    """Return a number unchanged, and any other value as text that is not a formula."""
     if value is None or (isinstance(value, int | float) and in_range(value)):
         return value
     return FORMULA.sub(r"\1'", printable(as_text(value)))

@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 class Flags(trained_network.Flags):
     """Evaluate a trained network as the training does, and write its metrics as JSON.
 
-    They go to evaluation-SPLIT-STEP.json. With torchrun or srun, all ranks take part. On as many
-    ranks as the training had, they are equal to the last digit.
+    The file is evaluation-SPLIT-STEP.json. With torchrun or srun, all ranks take part. With as many
+    ranks as in the training, the metrics are the same to the last digit.
     """
 
     trackers: tuple[str, ...] = ()
-    """trackers that get the metrics too, at the checkpoint's step; a number that the run has there
-    is not logged again"""
+    """trackers that get the metrics too, at the checkpoint's step; a number that a tracker already
+    has is not logged again"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         UsageError: there is no checkpoint, it does not fit model.py, the dataset is a stream, the
-            file can't be written, or the run can't be continued in a tracker.
+            file can't be written, or the run can't be continued in the trackers.
     """
     flags = read_flags(Flags, argv, program("evaluate"))
     names, failed = select(flags.trackers), []
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 def write(output: Path, facts: Mapping[str, Any], found: Evaluation) -> None:
     """Write and print the metrics; raise UsageError if the file can't be written."""
-    # JSON has neither nan nor infinity.
+    # JSON has no nan and no infinity.
     metrics = {k: value if math.isfinite(value) else None for k, value in found.metrics.items()}
     sums = {name: total.item() for name, total in found.sums.items() if total.numel() == 1}
     try:
@@ -79,10 +79,10 @@ def write(output: Path, facts: Mapping[str, Any], found: Evaluation) -> None:
 
 
 def continued(folder: Path, names: Sequence[str], line: dict[str, Any] | None = None) -> list[str]:
-    """Continue a run in trackers with a line of metrics; return the trackers that failed.
+    """Add a line of metrics to a run in trackers; return the trackers that failed.
 
     Raises:
-        UsageError: the run still trains, or the folder is not that of a run.
+        UsageError: the run still trains, or the folder is not a run folder.
     """
     if owner_of(folder):
         raise UsageError(f"{folder} trains right now: leave --trackers out, or wait for its end")

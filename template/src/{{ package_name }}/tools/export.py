@@ -37,15 +37,15 @@ class Flags:
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
     output: Path = Path("network.pt2")
-    """file to write: .safetensors for the weights, .pt2 for a graph that torch.export.load reads,
-    .onnx (first pip install onnx onnxscript); a name without an ending is a folder that
-    from_pretrained of transformers loads"""
+    """file to write: .safetensors for the weights; .pt2 for a graph that torch.export.load reads;
+    .onnx for a graph as ONNX (first pip install onnx onnxscript); a name without an extension: a
+    folder that from_pretrained of transformers loads"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     network: str | None = None
-    """name of the network to write, if model.py builds several; .safetensors takes all"""
+    """name of the network to write, if model.py builds several; default: all, for .safetensors"""
     data_dir: str | None = None
-    """folder of the dataset's files, from which a graph needs two samples; else that of the run"""
+    """folder of the dataset's files; a graph needs two samples; default: that of the run"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def _names(trained: Trained) -> str:
 
 
 def _write_weights(trained: Trained, flags: Flags) -> None:
-    """Write the state_dict of the networks, or of the one that is chosen."""
+    """Write the state_dict of all networks, or of the chosen one."""
     chosen = [flags.network] if flags.network else [*trained.evaluated]
     states = {name: trained.evaluated[name].state_dict() for name in chosen}
     with _errors_explained(flags.output):
@@ -90,15 +90,15 @@ def _write_weights(trained: Trained, flags: Flags) -> None:
 
 
 def _metadata(trained: Trained) -> dict[str, str]:
-    """Return what the file says of its origin: no paths, and nothing that looks like a secret."""
+    """Return facts about the origin of the file, without paths and without possible secrets."""
     settings, position = trained.settings, trained.position
     told = {k: v for k, v in dataclasses.asdict(settings).items() if k not in PATHS}
     commit = None
-    with suppress(OSError, ValueError):  # it is in the run folder, and this may be a copy
+    with suppress(OSError, ValueError):  # a copy of a checkpoint has no run folder around it
         facts = read_object(trained.path.parent.parent / "provenance.json", {"git": dict})
         commit = facts["git"].get("commit") if "git" in facts else None
     values = {
-        "format": "pt",  # transformers reads no other
+        "format": "pt",  # transformers reads only this format
         "package": __package__.partition(".")[0],
         "torch": torch.__version__,
         "run": settings.run_dir and f"{settings.experiment}/{Path(settings.run_dir).name}",
@@ -133,7 +133,7 @@ def _is_path(value: object) -> bool:
 
 
 def _write_folder(trained: Trained, flags: Flags) -> None:
-    """Let what the learner's `pretrained` returns write itself into a new folder."""
+    """Write a new folder with the method `save_pretrained` of what `pretrained` returns."""
     found = trained.learner.pretrained(trained.networks)
     parts = found if isinstance(found, tuple) else (found,)
     for part in parts:
@@ -151,7 +151,7 @@ def _write_folder(trained: Trained, flags: Flags) -> None:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """Make a folder beside a path, in which it is written first; remove it in the end."""
+    """Make a temporary folder next to a path, to write there first; remove it at the end."""
     folder = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     folder.mkdir()
     try:
@@ -166,7 +166,7 @@ def _errors_explained(path: Path) -> Iterator[None]:
         yield
     except (UsageError, ModuleNotFoundError):
         raise
-    except Exception as error:  # of save_pretrained, any
+    except Exception as error:  # save_pretrained may raise any exception
         if isinstance(error, OSError) and error.strerror:
             reason = f"{error.strerror}; choose another --output"
             raise UsageError(f"can't write {path}: {reason}") from None
@@ -174,7 +174,7 @@ def _errors_explained(path: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error in one line, which may be cut."""
+    """Return the text of an error as one line, cut if it is long."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
@@ -195,14 +195,14 @@ def _write_graph(trained: Trained, flags: Flags) -> None:
     sizes = map_tensors(lambda tensor: {0: auto} if tensor.dim() else None, inputs)
     try:
         with warnings.catch_warnings(), torch.no_grad(), _aside(flags.output) as folder:
-            warnings.simplefilter("ignore")  # about future changes of torch
+            warnings.simplefilter("ignore")  # warnings about future changes of PyTorch
             graph = torch.export.export(network, inputs, dynamic_shapes=sizes)
             path = folder / flags.output.name
             if path.suffix == ".onnx":
                 torch.onnx.export(graph, f=str(path), verbose=False)
             else:
                 torch.export.save(graph, path)
-            # Beside an ONNX file may be one with its weights, NAME.onnx.data, which comes first.
+            # An ONNX file may have its weights in a second file, NAME.onnx.data. Move that first.
             for each in sorted(folder.iterdir(), reverse=True):
                 os.replace(each, flags.output.with_name(each.name))
     except Exception as error:  # torch.export does not document what it raises

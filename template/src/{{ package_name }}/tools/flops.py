@@ -1,10 +1,10 @@
 """The model FLOPs of a training, for the setting `count_flops`: TFLOP/s of a device, and MFU.
 
-FLOPs (floating-point operations) are those of matrix products and convolutions; a multiplication
-and an addition are two. Model FLOPs are what the mathematics needs: what is computed again to save
-memory does not count, nor do spare batches and the optimizer. A causal attention counts as a full
-one. MFU (model FLOPs utilization) is their rate as a share of the device's peak (Chowdhery et al.
-2022, PaLM, appendix B: arxiv.org/abs/2204.02311).
+Only the FLOPs (floating-point operations) of matrix products and convolutions are counted; a
+multiplication and an addition are two FLOPs. Model FLOPs are those that the mathematics of the
+model needs. Recomputation to save memory, padding batches and the optimizer do not count. Causal
+attention counts as full attention. MFU (model FLOPs utilization) is the rate of model FLOPs as a
+share of the device's peak (Chowdhery et al. 2022, PaLM, appendix B: arxiv.org/abs/2204.02311).
 """
 
 import logging
@@ -30,7 +30,7 @@ from .peaks import fp32_precision, peak
 
 log = logging.getLogger(__name__)
 
-NAMESPACES = ("aten", "prim", "profiler", "c10d", "fsdp")  # torch's own
+NAMESPACES = ("aten", "prim", "profiler", "c10d", "fsdp")  # of PyTorch's own operations
 OPTIMIZER, CHECKPOINT = getfile(torch.optim.Optimizer), getfile(checkpoint)
 BACKWARD = (getfile(torch.autograd.backward), getfile(torch.autograd.graph.Node))
 
@@ -38,11 +38,12 @@ BACKWARD = (getfile(torch.autograd.backward), getfile(torch.autograd.graph.Node)
 class FlopCounter(TorchDispatchMode):
     """Counts the model FLOPs of this process inside the context.
 
-    torch's `FlopCounterMode` also counts what is computed again, and no fused attention of CPUs.
-    Both use the formulas given to `torch.utils.flop_counter.register_flop_formula`.
+    PyTorch's `FlopCounterMode` counts recomputation too, and does not count the fused attention of
+    CPUs. Both use the formulas of `torch.utils.flop_counter.register_flop_formula`.
 
     Attributes:
-        flops: of products, and of convolutions. unknown: operations that may have FLOPs.
+        flops: the FLOPs of matrix products, and of convolutions.
+        unknown: names of operations without a formula, which may have FLOPs.
     """
 
     supports_higher_order_operators = True
@@ -56,7 +57,7 @@ class FlopCounter(TorchDispatchMode):
         packet = getattr(func, "overloadpacket", func)  # higher-order operators have none
         out, name, flops = func(*args, **(kwargs or {})), packet.__name__, 0
         if name.startswith("_scaled_dot_product"):
-            # A fused backward pass computes the scores again: five products where four are needed.
+            # The backward pass needs four products. A fused one computes the scores again, a fifth.
             backward = name.endswith("_backward")
             query, key, value = args[backward : backward + 3]
             pairs = prod(query.shape[:-1]) * key.shape[-2]
@@ -65,14 +66,15 @@ class FlopCounter(TorchDispatchMode):
             flops = formula(*args, **(kwargs or {}), out_val=out)
         elif "rnn" in name or func.namespace not in NAMESPACES:
             self.unknown.add(str(packet))
-        if flops and not RECORDER.split and self._is_of_model():  # with a split: a spare batch
+        if flops and not RECORDER.split and self._is_of_model():  # split: a padding batch
             self.flops["conv" in name] += flops
         return out
 
     def _is_of_model(self) -> bool:
-        """Return whether what runs now is the model's, and for the first time."""
-        # Code in checkpoint() runs in the forward pass, and again in a backward pass, for which a
-        # GPU has a thread. The reentrant kind then starts a backward pass of its own: that counts.
+        """Return whether the current operation is one of the model, and not a recomputation."""
+        # Code in `checkpoint()` runs in the forward pass, and again in the backward pass, which has
+        # its own thread on GPUs. With use_reentrant=True, it then starts a backward pass inside the
+        # first one. That one counts.
         frame, again = currentframe(), False
         while frame := frame and frame.f_back:
             file = frame.f_code.co_filename
@@ -85,11 +87,11 @@ class FlopCounter(TorchDispatchMode):
 
 
 class FlopMeter(Meter):
-    """A meter that also records train/tflops_per_second, of a device, and train/mfu_percent.
+    """A meter that also records train/tflops_per_second and train/mfu_percent, for each device.
 
     Attributes:
-        cost: FLOPs of a unit of weight, as `FlopCounter.flops`; None before they are counted.
-        means: of the whole run, over all devices.
+        cost: FLOPs for each unit of weight, as in `FlopCounter.flops`; None before the count.
+        means: means of both over the whole run and all devices.
     """
 
     def __init__(self, unit: str, settings: Settings, world: World) -> None:
@@ -104,7 +106,7 @@ class FlopMeter(Meter):
         def step(updater: Updater) -> None:
             if self.cost is not None:
                 return train_step(updater)
-            # What is compiled does not show its operations.
+            # Operations inside compiled code can't be seen.
             with torch.compiler.set_stance("force_eager"), FlopCounter() as counter:
                 train_step(updater)
             total = self.world.all_reduce(torch.tensor(counter.flops, dtype=torch.float64))
@@ -119,7 +121,7 @@ class FlopMeter(Meter):
 
     @cached_property
     def peak(self) -> float | None:
-        """TFLOP/s of this device at its peak, in the precision of most FLOPs."""
+        """The peak TFLOP/s of this device in the precision of most FLOPs, or None if unknown."""
         products, convolutions = self.cost or (0.0, 0.0)
         mostly = fp32_precision(self.device, convolutions > products)
         gpu, precision = gpu_properties(self.device), "bf16" if self.bf16 else mostly
@@ -140,16 +142,16 @@ class FlopMeter(Meter):
         return seconds
 
     def rates(self) -> dict[str, float]:
-        """Return the rates of all attempts, with the means of those recorded here."""
+        """Return the rates over all attempts, with the means of TFLOP/s and MFU."""
         means = {name: float(x) / weight for name, (_, x, weight) in self.means.values.items()}
         return super().rates() | means
 
     def state_dict(self, world: World) -> dict[str, Any]:
-        """Return what a resumed run must know; every rank calls this."""
+        """Return the state that a resumed run needs. Every rank calls this method."""
         return super().state_dict(world) | {"flops": (self.cost, self.means.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any], world: World) -> None:
-        """Continue from the `state_dict` of an interrupted run, which may not have counted."""
+        """Continue from the `state_dict` of an earlier attempt, which may have no FLOPs."""
         super().load_state_dict(state, world)
         self.cost, means = state.get("flops", (None, {}))
         self.means.load_state_dict([means], world)

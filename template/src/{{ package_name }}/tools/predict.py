@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Flags(trained_network.Flags):
     """Predict with a trained network, and write a line of JSON for each sample, in their order.
 
-    They go to predictions-SPLIT.jsonl. With torchrun or srun, all ranks take part.
+    The file is predictions-SPLIT.jsonl. With torchrun or srun, all ranks take part.
     """
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
             the file can't be written.
     """
     flags = read_flags(Flags, argv, program("predict"))
-    whole = {"strategy": "ddp"}  # the last batch may be one of rank 0 alone
+    whole = {"strategy": "ddp"}  # not fsdp: only rank 0 may have a last batch
     with trained_network.opened(flags, whole) as (trained, dataset, folder, world):
         output = flags.output or folder / f"predictions-{flags.split}.jsonl"
         lines = predictions(trained, dataset, trained.settings.test_batch_size, world)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
                 write_atomically(output, lambda file: file.writelines(lines))
                 log.info("%d predictions of step %d in %s", len(dataset), trained.step, output)
             else:
-                list(lines)  # rank 0 gets them
+                list(lines)  # sends the predictions to rank 0
         except OSError as error:
             raise UsageError(f"can't write {output}: {error.strerror}; change --output") from None
     return 0
@@ -57,12 +57,12 @@ def predictions(
 ) -> Iterator[bytes]:
     """Yield `describe` of each sample's prediction as a line of JSON, in the order of the samples.
 
-    All ranks must iterate, and only rank 0 gets the predictions. The ranks predict a batch each in
-    turn, so that rank 0 holds no more than a batch of each rank.
+    All ranks must iterate, but only rank 0 gets the predictions. In each round, each rank predicts
+    one batch, so that rank 0 holds at most one batch of each rank.
 
     Raises:
-        UsageError: `predict` does not return a row for each sample, or `describe` returned what
-            JSON can't hold.
+        UsageError: `predict` does not return a row for each sample, or JSON can't represent the
+            result of `describe`.
     """
     length = len(dataset)  # type: ignore[arg-type]
     seed_generators(derive("predictions", trained.settings.seed, world.rank, trained.step))

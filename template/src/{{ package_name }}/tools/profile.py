@@ -1,7 +1,8 @@
-"""Shows where the time of some steps goes: `train --profile 10:20`, then `profile RUN_DIR`.
+"""Shows where the time of some steps went: `train --profile 10:20`, then `profile RUN_DIR`.
 
-Files in RUN_DIR/profile/ begin with HOST_rank_RANK.TIME: so none is replaced, and the plugin of
-TensorBoard reads them (pytorch/kineto, tb_plugin/torch_tb_profiler/consts.py).
+The names of the files in RUN_DIR/profile/ begin with HOST_rank_RANK.TIME, so that no file replaces
+another one, and TensorBoard's plugin can read them (pytorch/kineto,
+tb_plugin/torch_tb_profiler/consts.py).
 """
 
 import dataclasses
@@ -28,10 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Records steps, and writes its files when the last one is over, or at the end of the `with`.
+    """Records steps, and writes its files after the last step, or at the end of the `with` block.
 
-    A step has the number of its log line, and lasts until the next one begins: a validation and a
-    checkpoint after it are part of it. UsageError: `profile_ranks` has no rank of this run.
+    Steps have the same numbers as in the log. A step lasts until the next one begins, so it
+    includes a validation or a checkpoint after it.
+
+    Raises:
+        UsageError: `profile_ranks` is empty or has a rank that this run does not have.
     """
 
     def __init__(self, trainer: Any) -> None:  # noqa: ANN401 - `Trainer` of train.py
@@ -41,7 +45,7 @@ class Profiler:
             raise UsageError(f"profile_ranks is {list(ranks)}: choose from 0 to {size - 1}")
 
     def __enter__(self) -> None:
-        """Prepare the recording of the steps that are left."""
+        """Prepare to record the chosen steps that this attempt still has to take."""
         from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
         from ..engine import torch_private
@@ -51,7 +55,7 @@ class Profiler:
         self.steps = steps = range(max(first, done + 1), stop if chosen else 0)
 
         def action(step: int) -> ProfilerAction:
-            if step not in steps:  # the first step does not wait for the profiler
+            if step not in steps:  # warm up, so that the first recorded step is not slowed down
                 return ProfilerAction.WARMUP if step + 1 in steps else ProfilerAction.NONE
             return ProfilerAction.RECORD if step + 1 in steps else ProfilerAction.RECORD_AND_SAVE
 
@@ -59,7 +63,7 @@ class Profiler:
         self.memory = torch_private if kind == "CUDA" else None
         self.profile = profile(
             activities={cpu, getattr(ProfilerActivity, kind, cpu)},
-            schedule=lambda step: action(step or done),  # torch asks for step 0 first
+            schedule=lambda step: action(step or done),  # PyTorch asks for step 0 first
             on_trace_ready=CLOCK.during("profile")(self._write),
         )
         self.profile.step_num = done
@@ -67,14 +71,17 @@ class Profiler:
         CLOCK.mark = record_function
 
     def step(self) -> None:
-        """Note that the next step begins."""
+        """Tell the profiler that the next step begins."""
         if self.memory and self.profile.step_num + 1 in self.steps[:1]:
             self.memory.record_memory()
         self.profile.step()
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        """End the recording, but not after an error: the GPU may wait for a lost rank forever."""
-        from torch import OutOfMemoryError  # here, the files say why
+        """End the recording, but not after an error: the GPU may wait for a lost rank forever.
+
+        If the device has no memory left, the files are written, because they show the reason.
+        """
+        from torch import OutOfMemoryError
 
         CLOCK.mark = nullcontext
         if not isinstance(error, Exception) or isinstance(error, OutOfMemoryError):
@@ -82,8 +89,8 @@ class Profiler:
                 log.warning("no step of --profile %s was taken", self.settings.profile)
             self.profile.stop()
 
-    def _write(self, profile: Any) -> None:  # noqa: ANN401 - torch's
-        """Write all files, and log a table of what took longest: by its kernels, or on the CPU."""
+    def _write(self, profile: Any) -> None:  # noqa: ANN401 - PyTorch's profiler
+        """Write all files, and log a table of the slowest operators by GPU time, or by CPU time."""
         found = [each for each in profile.key_averages() if each.device_type.name == "CPU"]
         whole = sum(each.cpu_time_total for each in found if each.key == "ProfilerStep*")
         kernels = sum(each.self_device_time_total for each in found)
@@ -112,17 +119,17 @@ class Profiler:
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Show where the time of steps went in a run that was trained with `--profile`."""
+    """Show where the time of the steps went in a run that was trained with `--profile`."""
 
     run: tyro.conf.Positional[Path]
     """run folder"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the tables of a profile, and how to look at its other files; return 0.
+    """Print the tables of a profile, and how to open its other files; return 0.
 
     Raises:
-        UsageError: there is none, or it can't be read.
+        UsageError: the run has no profile, or it can't be read.
     """
     run = read_flags(Flags, argv, program("profile")).run
     folder = run / "profile"

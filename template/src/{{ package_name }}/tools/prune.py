@@ -1,7 +1,8 @@
 """Removes checkpoints of finished runs: `python -m <package> prune RUN_DIR... [--dry-run]`.
 
-The checkpoint that stays is checked first, then `latest` and `best` name it, and the others are
-removed last: whenever this is interrupted, the run has one that can be loaded.
+First, it checks the checkpoint that stays. Then it lets `latest` and `best` name this checkpoint.
+Last, it removes the others. So a run always has a checkpoint that can be loaded, even if this is
+interrupted.
 """
 
 import dataclasses
@@ -22,35 +23,35 @@ from ..engine.run.run_lock import RunLock, owner_of
 from . import program
 from .runs import Run, find_runs, survey
 
-PART = re.compile(r"step-\d+\.(pt|sha256|shards)|.*\.tmp")  # unfinished files, too
+PART = re.compile(r"step-\d+\.(pt|sha256|shards)|.*\.tmp")  # .tmp: unfinished files
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Remove checkpoints of finished runs, but for the best and those of the setting keep_every.
-    Runs that live, wait or may go on are left alone."""
+    """Remove checkpoints of finished runs, except the best one and those of the setting keep_every.
+    Runs that train, wait or may continue are not changed."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
     """folders of runs, of experiments or of all experiments"""
     keep: Literal["best", "last"] = "best"
-    """which checkpoint stays; without a best one, the last"""
+    """which checkpoint to keep; if there is no best one, the last is kept"""
     older: str = "0d"
-    """only runs that wrote nothing for so many days or hours, such as 30d or 12h"""
+    """only runs that have written nothing for so many days or hours, such as 30d or 12h"""
     dry_run: bool = False
-    """say what would be removed, and remove nothing"""
+    """print what would be removed, and remove nothing"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Remove checkpoints, with a line for each run; return 1 if some could not be, else 0.
+    """Remove checkpoints and print a line for each run; return 1 if a removal failed, else 0.
 
     Raises:
-        UsageError: a folder is not there, or `--older` is no time.
+        UsageError: a folder does not exist, or `--older` is not a time.
     """
     flags = read_flags(Flags, argv, program("prune"))
     if not (age := re.fullmatch(r"(\d{1,6})([dh])", flags.older)):
         raise UsageError(f"--older is {flags.older}: give days or hours, such as 30d or 12h")
     latest = time.time() - int(age[1]) * {"d": 86400, "h": 3600}[age[2]]
-    # Without those behind links, which may be another user's.
+    # Leave out runs behind links, which may belong to another user.
     found = [run for run in find_runs([x.resolve() for x in flags.folders]) if run.resolve() == run]
     total, failed = 0, False
     for run in survey(found, time.time()):
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _prune(run: Run, flags: Flags) -> tuple[int, str]:
-    """Prune a run; return the bytes that are freed, and what to say."""
+    """Prune a run; return the number of freed bytes, and the text of its line."""
     if (owner := owner_of(run.folder)) or run.status != "finished":
         return 0, f"left alone: {owner or run.status}"
     kept = _kept(run.folder, flags.keep)
@@ -84,7 +85,7 @@ def _prune(run: Run, flags: Flags) -> tuple[int, str]:
 
 
 def _remove(run: Run, parts: Sequence[Path], kept: Sequence[Path]) -> None:
-    """Let `latest` and `best` name what stays, and remove the rest, while no training may begin."""
+    """Let `latest` and `best` name what stays, and remove the rest, under the run's lock."""
     checkpoints, lock = Checkpoints(run.folder / "checkpoints"), RunLock(run.folder)
     lock.acquire()
     mine = str(lock.path)
@@ -99,13 +100,13 @@ def _remove(run: Run, parts: Sequence[Path], kept: Sequence[Path]) -> None:
             remove(each)
     finally:
         lock.release()
-        os.unlink(mine)  # this was no attempt at the run
+        os.unlink(mine)  # the lock's file would count as an attempt of the run
     if left := [each for each in parts if os.path.lexists(each)]:
         raise UsageError(f"{len(left)} file(s) can't be removed, such as {left[0]}")
 
 
 def _kept(run: Path, keep: str) -> list[Path]:
-    """Return the checkpoints that stay, the newest first; that to load from is undamaged."""
+    """Return the checkpoints that stay, newest first. `find` has checked the one to load from."""
     folder, settings = run / "checkpoints", read_yaml(run / "config.yaml")
     if not Checkpoints(folder).steps():
         return []
@@ -116,7 +117,7 @@ def _kept(run: Path, keep: str) -> list[Path]:
 
 
 def _removable(run: Path, kept: Sequence[Path]) -> list[Path]:
-    """Return what can go, in an order in which no checkpoint is without its digests for a while."""
+    """Return the files to remove, each checkpoint before its digests: none may lack its digests."""
     parts = []
     for folder in (run / "checkpoints", *sorted(run.glob("earlier-*/checkpoints"))):
         if folder.resolve() != folder:

@@ -1,7 +1,7 @@
-"""The status of runs, read from their folders: `python -m <package> runs [FOLDER...] [--fail]`.
+"""Lists runs with their status: `python -m <package> runs [FOLDER...] [--fail]`.
 
-A run whose process died or hangs can't write that itself. It is recognized by its silence, and by
-what Slurm knows of its job.
+It reads the files in the run folders. If the process of a run died or hangs, the run can't write
+this itself. It is recognized because the run writes nothing, and by Slurm's state of its job.
 """
 
 import dataclasses
@@ -28,36 +28,36 @@ from ..settings import Settings
 from . import costs, program
 from .text import aligned, duration, local_time
 
-# Files that only the folder of a run has.
+# Files that only a run folder has.
 MARKS = ("status.json", "metrics.jsonl", "config.yaml")
 TROUBLE = ("failed", "stuck", "lost")
-# Slurm's states of a job that will start, or start again.
-WAITING = ("PENDING", "CONFIGURING", "EXPEDITING", "REQUEUE", "SPECIAL_EXIT")  # how they begin
-# Seconds. A run that wrote this recently is alive even if squeue does not know its job: squeue may
-# be another cluster's.
+# How Slurm's states begin for a job that will start, or start again.
+WAITING = ("PENDING", "CONFIGURING", "EXPEDITING", "REQUEUE", "SPECIAL_EXIT")
+# Seconds. A run that wrote something within this time is alive, even if squeue does not know its
+# job: the job may run on another cluster.
 LATELY = 30
 FACTS = {"command": list, "git": dict, "hostnames": list, "packages": dict, "python": dict}
-# The batch scripts give these flags.
+# The flags that the batch scripts add.
 BATCH_FLAGS = re.compile(r"--(device|world[-_]size|run[-_]dir)[ =]('[^']*'|\S+) ?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Show the status of runs, the newest first: a stuck run is silent for too long, and the job of
-    a lost run has left Slurm before the run wrote its end."""
+    """Show the status of runs, newest first. A run is stuck if it has written nothing for too long.
+    It is lost if its job has left Slurm before the run wrote how it ended."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """folders of runs, of experiments or of all experiments; else the run_root of the settings"""
+    """folders of runs, of experiments or of all experiments; default: run_root of the settings"""
     hours: float = math.inf
-    """show only runs that wrote something in the last so many hours"""
+    """show only runs that wrote something within so many hours"""
     fail: bool = False
-    """exit with code 1 if a run that is shown failed, is stuck or lost"""
+    """exit with code 1 if one of the runs failed, is stuck or is lost"""
     usage: bool = False
-    """show what the runs cost instead: sums for each experiment, week and user"""
+    """show the costs of the runs instead: sums for each experiment, week and user"""
     json: Path | None = None
-    """file for the status of runs as JSON"""
+    """file to write with the status of the runs as JSON"""
     csv: Path | None = None
-    """file for a row for each run as CSV: status, costs, settings"""
+    """CSV file to write with a row for each run: status, costs, settings"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +65,13 @@ class Run:
     """The status of a run.
 
     Args:
+        folder: the run folder.
         status: running, finished, failed or preempted, from status.json; stuck, lost, queued or
-            restarting, from its silence and from Slurm; else unknown.
-        state: what status.json says.
+            restarting, if the time of the last change and Slurm say so; otherwise unknown.
+        state: the content of status.json.
         note: the error, or the reason for the status.
-        commit: of its newest start, with a + if there were uncommitted changes.
-        flags: those of its newest start, without those that the batch scripts give.
+        commit: commit of the newest start, with a + if there were uncommitted changes.
+        flags: flags of the newest start, without those that the batch scripts add.
     """
 
     folder: Path
@@ -82,10 +83,10 @@ class Run:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a line for each run; return 1 with `--fail` if one failed, is stuck or lost, else 0.
+    """Print a line for each run; return 1 if `--fail` is set and a run needs attention, else 0.
 
     Raises:
-        UsageError: a folder is not there.
+        UsageError: a folder does not exist.
     """
     flags = read_flags(Flags, argv, program("runs"))
     folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
@@ -117,10 +118,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of runs: those given, and those one or two levels below the others.
+    """Return the run folders among these folders, and those one or two levels below the others.
 
     Raises:
-        UsageError: a folder is not there.
+        UsageError: a folder does not exist.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -139,7 +140,7 @@ def _runs_in(folder: Path, depth: int, closed: list[Path]) -> list[Path]:
         if any((folder / mark).exists() for mark in MARKS):
             return [folder]
         below = [path for path in folder.iterdir() if path.is_dir()] if depth else []
-    except PermissionError:  # another user's, under a root that many share
+    except PermissionError:  # a folder of another user, in a shared run root
         closed.append(folder)
         return []
     below.sort(key=_natural)
@@ -148,12 +149,12 @@ def _runs_in(folder: Path, depth: int, closed: list[Path]) -> list[Path]:
 
 def _natural(path: Path) -> list[int | str]:
     """Return a key that sorts run-2 before run-10."""
-    parts = re.split(r"(\d+)", path.name)  # every second one is a number
+    parts = re.split(r"(\d+)", path.name)  # every second part is a number
     return [int(part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def survey(folders: Sequence[Path], now: float) -> list[Run]:
-    """Return the status of runs at a time in seconds since 1970, the newest first."""
+    """Return the status of runs, newest first; `now` is in seconds since 1970."""
     states = [_state(folder) for folder in folders]
     live = [state for state in states if state["status"] not in ("finished", "unknown")]
     ids = {str(job) for state in live for job in (state["job"], *state.get("chain", []))}
@@ -163,13 +164,13 @@ def survey(folders: Sequence[Path], now: float) -> list[Run]:
             jobs = slurm.jobs(ids)
         except UsageError as error:
             print(f"squeue can't be asked: {printable(str(error))}", file=sys.stderr)
-    # The folders are read again: a run that ended in the meantime is not lost.
+    # Read the folders again: a run that ended in the meantime is not lost.
     runs = [_judge(folder, _state(folder), jobs, now) for folder in folders]
     return sorted(runs, key=lambda run: run.state["updated"], reverse=True)
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    """Return status.json, or an unknown status and why."""
+    """Return the content of status.json, or the status "unknown" with the reason."""
     changed = folder.stat().st_mtime
     state = {"status": "unknown", "job": None, "updated": changed, "expect_next_in": 0}
     try:
@@ -182,7 +183,7 @@ def _state(folder: Path) -> dict[str, Any]:
 def _judge(
     folder: Path, state: Mapping[str, Any], jobs: Mapping[str, str] | None, now: float
 ) -> Run:
-    """Return the status of a run, from its state, its silence and the jobs that Slurm knows."""
+    """Return the status of a run from its files, its last change and the jobs that Slurm knows."""
     status, job, silent = state["status"], state["job"], now - state["updated"]
     said = (jobs or {}).get(job, "")
     gone = jobs is not None and job is not None and not said
@@ -208,7 +209,7 @@ def _judge(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a run, such as provenance.json; {} if it can't be."""
+    """Return the object in a JSON file of a run, such as provenance.json, or {} if unreadable."""
     with suppress(OSError, ValueError):
         return read_object(path, FACTS)
     return {}
@@ -220,7 +221,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return a run's settings and its number of ranks, as far as its folder has them."""
+    """Return a run's settings and its number of ranks, if its folder has them."""
     settings: dict[str, Any] = {}
     with suppress(UsageError, ValueError, TypeError, KeyError):
         settings.update(read_yaml(folder / "config.yaml"))
@@ -229,18 +230,18 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def commit_of(facts: Mapping[str, Any]) -> str:
-    """Return the commit in 8 characters, with a + if there were uncommitted changes."""
+    """Return the first 8 characters of the commit, with a + if there were uncommitted changes."""
     git = facts.get("git", {})
     return str(git.get("commit") or "")[:8] + ("+" if git.get("changes") else "")
 
 
 def _flags_of(facts: Mapping[str, Any]) -> str:
-    """Return the flags of the command line, without those that the batch scripts give."""
+    """Return the flags of the command line, without those that the batch scripts add."""
     return BATCH_FLAGS.sub("", shlex.join(map(str, facts.get("command", [])[2:])))
 
 
 def table(runs: Sequence[Run], now: float) -> str:
-    """Return the runs as aligned text; flags and note of a run are on lines of their own."""
+    """Return the runs as text in columns. The flags and the note of a run are on separate lines."""
     header = "run", "status", "start", "step", "done", "last heard", "best score", "job", "commit"
     rows: list[tuple[str, ...]] = [header]
     for run in runs:

@@ -1,6 +1,6 @@
-"""Tells everything about one run on a screen: `python -m <package> show RUN_DIR`.
+"""Shows all about one run on one screen: `python -m <package> show RUN_DIR`.
 
-`show RUN_DIR OTHER` says what differs between two runs.
+`show RUN_DIR OTHER` shows how two runs differ.
 """
 
 import dataclasses
@@ -27,27 +27,27 @@ from . import program
 from .runs import MARKS, Run, commit_of, read, read_settings, survey
 from .text import aligned, as_text, duration, local_time
 
-WIDTH = 106  # of the second column
+WIDTH = 106  # characters of the second column
 MOST_ATTEMPTS = 5
-APART = ("hostnames", "usage")  # of summary.json; they have lines of their own
-MOST_LINES = 2000  # of uncommitted changes that are compared
+APART = ("hostnames", "usage")  # keys of summary.json that have lines of their own
+MOST_LINES = 2000  # upper limit of lines of uncommitted changes that are compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Show everything about one run: status, results, starts, settings, code, files."""
+    """Show all about one run: status, results, starts, settings, code, files."""
 
     run: tyro.conf.Positional[Path]
     """run folder"""
     other: tyro.conf.Positional[Path | None] = None
-    """folder of another run: show only what differs between the two"""
+    """folder of another run; if given, show only how the two runs differ"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print at most 40 lines about a run, or what differs between two; return 0.
+    """Print at most 40 lines about a run, or how two runs differ; return 0.
 
     Raises:
-        UsageError: a folder is not that of a run.
+        UsageError: a folder is not a run folder.
     """
     flags = read_flags(Flags, argv, program("show"))
     for folder in filter(None, (flags.run, flags.other)):
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def about(run: Run) -> dict[str, list[str]]:
-    """Return how a run stands and what it was, as lines of text by their subject."""
+    """Return the facts about a run: lines of text by their subject."""
     folder, state = run.folder, run.state
     facts, given = read(folder / "provenance.json"), read_settings(folder)
     silence = f"last heard {duration(time.time() - state['updated'])} ago"
@@ -98,7 +98,7 @@ def _screen(sections: Mapping[str, Sequence[str]]) -> list[str]:
     """Return at most 40 lines of two columns."""
     lines = []
     for name, texts in sections.items():
-        for each in filter(None, texts):  # of a foreign file, and of any length
+        for each in filter(None, texts):  # from files that may have any content
             wrapped = textwrap.wrap(printable(each[:1000]), WIDTH, break_on_hyphens=False)
             lines += [f"{name:13}{wrapped[0]}", *(f"{'':13}{line}" for line in wrapped[1:3])]
             name = ""
@@ -106,7 +106,7 @@ def _screen(sections: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _attempts(run: Path) -> Iterator[str]:
-    """Yield a line for each of the newest starts, the last one first."""
+    """Yield a line for each of the newest starts, the newest first."""
     folder, costs = run / "attempts", usage.read(run)
     last = newest(folder)
     for number in range(last, max(last - MOST_ATTEMPTS, 0), -1):
@@ -115,7 +115,7 @@ def _attempts(run: Path) -> Iterator[str]:
             attempt = Attempt(**read_object(path, get_type_hints(Attempt)))
             end = path.stat().st_mtime
             seconds = end - attempt.began if attempt.began else 0
-            if number in costs:  # a copy of the file has another time
+            if number in costs:  # more reliable: a copied file has another time
                 seconds = costs[number].wall_seconds
             span = f" for {duration(seconds)}" if seconds else ""
             yield f"{number}: {local_time(attempt.began or end)}{span}, {attempt}"[:WIDTH]
@@ -124,7 +124,7 @@ def _attempts(run: Path) -> Iterator[str]:
 
 
 def _checkpoints(folder: Path) -> str:
-    """Return the steps of the checkpoints, which one is the best, and their size."""
+    """Return the steps of the checkpoints, with a mark at the best one, and their total size."""
     names = sorted(x.name for x in folder.glob("*.pt") if re.fullmatch(r"step-\d+\.pt", x.name))
     best = ""
     with suppress(OSError):
@@ -134,7 +134,7 @@ def _checkpoints(folder: Path) -> str:
 
 
 def _differences(*folders: Path) -> list[str]:
-    """Return a table of what differs between two runs, and some lines of their changed code."""
+    """Return a table of the differences between two runs, and some lines of their changed code."""
     first, second = map(_described, folders)
     diffs = [str(run.pop("diff")).splitlines()[:MOST_LINES] for run in (first, second)]
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
@@ -147,7 +147,7 @@ def _differences(*folders: Path) -> list[str]:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """Return settings, results, code and machines of a run, by name."""
+    """Return settings, results, code and nodes of a run by name."""
     facts, summary = read(folder / "provenance.json"), read(folder / "summary.json")
     settings = {n: v for n, v in read_settings(folder).items() if n != "run_dir"}
     return {

@@ -1,7 +1,7 @@
-"""Send to the trackers what they missed of runs: `python -m <package> sync RUN_DIR...`.
+"""Sends the trackers what they missed of runs: `python -m <package> sync RUN_DIR...`.
 
-It sends numbers, the log and how the run ended; figures stay in the run folder. Numbers that a
-tracker already has are not sent again.
+It sends metrics, the log and how the run ended, but no figures. Metrics that a tracker already has
+are not sent again.
 """
 
 import dataclasses
@@ -28,22 +28,22 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Send to the trackers what they missed of some runs, from a machine that reaches them.
+    """Send the trackers what they missed of runs. Run this on a machine that can reach them.
 
-    Nothing is sent twice, so it does no harm to try again.
+    Nothing is sent twice, so you can repeat this command.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """folders of runs, or of experiments for all their runs"""
     trackers: tuple[str, ...] = ()
-    """trackers to send to; else those that the run was started with"""
+    """trackers to send to; default: the trackers that the run was started with"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Send what is missing; return 0, or 1 if a tracker failed or a run can't be read.
 
     Raises:
-        UsageError: the folders hold no run.
+        UsageError: the folders have no run.
     """
     flags = read_flags(Flags, argv, program("sync"))
     folders = find_runs(flags.runs)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sync(directory: Path, names: Sequence[str]) -> list[str]:
-    """Send to trackers what they lack of one run; return those that failed.
+    """Send trackers what they lack of one run; return the trackers that failed.
 
     Without names, these are the trackers that the run was started with.
 

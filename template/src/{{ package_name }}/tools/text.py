@@ -1,4 +1,4 @@
-"""Columns, values, times and durations as text."""
+"""Formats columns, values, times and durations as text."""
 
 import time
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from ..engine.errors import printable, without_secrets
 
 
 def aligned(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
-    """Return rows of cells as lines, in columns; control characters are escaped."""
+    """Return rows of cells as lines of text in columns, with control characters escaped."""
     cells = [[printable(cell)[:widest] for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def local_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
-    """Return a time in seconds since 1970 as date and time here, empty if there is no such time."""
+    """Return seconds since 1970 as local date and time, or "" if there is no such time."""
     try:
         return time.strftime(form, time.localtime(seconds))
     except (ValueError, OverflowError, OSError):
@@ -24,18 +24,18 @@ def local_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as days, hours, minutes and seconds."""
-    return str(timedelta(seconds=round(min(max(seconds, 0), 1e12))))  # a file may say any number
+    """Return a duration in seconds as text with days, hours, minutes and seconds."""
+    return str(timedelta(seconds=round(min(max(seconds, 0), 1e12))))  # a file may have any number
 
 
 def as_text(value: object) -> str:
-    """Return a value as text, a float with six digits."""
+    """Return a value as text. A float has six significant digits."""
     with suppress(ValueError):  # an integer of thousands of digits
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     return "?"
 
 
 def short(value: object, most: int = 300) -> str:
-    """Return a value as text without secrets, and without its middle if it is long."""
+    """Return a value as text without secrets. A long text is cut in its middle."""
     text = without_secrets(as_text(value))
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"

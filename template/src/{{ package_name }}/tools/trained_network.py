@@ -23,22 +23,23 @@ from ..settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """The flags of both commands."""
+    """The flags that both commands have."""
 
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
     split: Literal["train", "validation", "test"] = "test"
     """which dataset of data.py"""
     checkpoint: Literal["best", "latest"] = "best"
-    """which checkpoint of the run folder; for another one, name its file instead of the folder"""
+    """which checkpoint of the run folder; for any other one, name its file instead of the folder"""
     output: Path | None = None
-    """file to write; else one named after SPLIT in the run folder or beside the checkpoint"""
+    """file to write; default: a file named after SPLIT, in the run folder or next to the
+    checkpoint"""
     data_dir: str | None = None
-    """folder of the dataset's files; else that of the run"""
+    """folder of the dataset's files; default: that of the run"""
     batch_size: int | None = None
-    """samples of a batch on each rank; else the run's test_batch_size"""
+    """samples in a batch of each rank; default: the run's test_batch_size"""
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"
-    """as for train"""
+    """device to use, as for train"""
     world_size: int | None = None
     """number of ranks expected; any other is an error"""
 
@@ -47,7 +48,7 @@ class Flags:
 def opened(
     flags: Flags, changes: dict[str, Any]
 ) -> Iterator[tuple[inference.Trained, Any, Path, World]]:
-    """Join the other ranks; yield the network, the dataset, the folder for results, the ranks.
+    """Join the other ranks; yield the network, the dataset, the folder for results, the world.
 
     Args:
         changes: values for some of the run's settings.
@@ -62,9 +63,9 @@ def opened(
     changes |= {name: value for name, value in given.items() if value is not None}
     with joined(Settings(device=flags.device, world_size=flags.world_size)) as world:
         set_up_logging(world, all_ranks=False)
-        # Rank 0 alone looks for it: a run that still trains may save another one meanwhile.
+        # Only rank 0 looks for the checkpoint: a run that still trains may save another one.
         path = world.on_main(lambda: checkpoint_files.find(flags.run, flags.checkpoint))
-        changes |= {"shard_within": "world", "offload": False}  # any nodes serve
+        changes |= {"shard_within": "world", "offload": False}  # for any nodes
         trained = inference.load(model_class(), Settings, path, changes)
         for module in trained.evaluated.values():
             place(module, trained.learner.fsdp_units, trained.settings, world)

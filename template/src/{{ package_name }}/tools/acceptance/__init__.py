@@ -47,12 +47,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("acceptance"),
         description="Submit small jobs, one after the other, and print what works on this cluster.",
-        epilog="The flags of train, such as --dataset or --device, are taken too. Variables of "
-        "sbatch, such as SBATCH_RESERVATION, select where the jobs run.",
+        epilog="It also takes the flags of train, such as --dataset or --device. Environment "
+        "variables of sbatch, such as SBATCH_RESERVATION, select where the jobs run.",
         allow_abbrev=False,
     )
     only, seconds = "run only these checks", "duration of the training that is stopped, in seconds"
-    wait = "maximum time of a job, with its time in the queue, in minutes"
+    wait = "time limit of a job in minutes, including its time in the queue"
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help=only)
     parser.add_argument("--seconds", type=positive, default=60, help=f"{seconds} (%(default)s)")
     parser.add_argument("--wait", type=positive, default=60, help=f"{wait} (%(default)s)")
@@ -127,7 +127,7 @@ def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) 
 
 
 def learn_secrets(script: Path) -> None:
-    """Let `without_secrets` know the secrets that a script sets only in jobs."""
+    """Tell `without_secrets` about the secrets that a script sets only in jobs."""
     with suppress(OSError):
         for name, value in re.findall(
             r"(\w+)=[\"']?([^\s\"';]+)", script.read_text("utf-8", "replace")

@@ -40,7 +40,7 @@ class Checks:
     """The checks of a project.
 
     Args:
-        settings, flags: those of each training.
+        settings, flags: settings of each training, and the flags that give them.
         jobs: submits the jobs.
         folder: contains the runs.
         seconds: duration of the training that is stopped.
@@ -98,7 +98,7 @@ class Checks:
         return LABEL.sub("", said[-1]) if said else ""
 
     def image(self) -> str:
-        """Build the image of the other jobs, or install what it lacks, if that was not done yet."""
+        """Build the image of the other jobs, or install missing packages, if not done yet."""
         made = Path("container/image.sif")
         if not Path("container/apptainer.def").exists():
             made = Path("container/env")
@@ -109,7 +109,7 @@ class Checks:
     def doctor(self) -> str:
         """Check this machine, and whether Slurm accepts the scripts."""
         command = [sys.executable, *program("doctor").split()[1:], *self.flags]
-        # Ctrl-C is for this process alone, as in engine/ranks/slurm_commands.py.
+        # In its own session, the process does not get Ctrl-C, which this process handles.
         done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
         self.jobs.check()
         lines = done.stdout.splitlines() or done.stderr.splitlines() or ["doctor printed nothing"]
@@ -159,7 +159,7 @@ class Checks:
         return self.reference
 
     def send(self, job: Job, folder: Path) -> None:
-        """Send a training the signal that announces a time limit, after its first steps."""
+        """Wait for the first steps of a training, then send it the signal before a time limit."""
         facts = self.jobs.wait(job, until=lambda _: (folder / "metrics.jsonl").exists())
         if facts["JobState"] == "COMPLETED":
             raise Failure(f"it ended before the signal: try --seconds={4 * self.seconds:.0f}")

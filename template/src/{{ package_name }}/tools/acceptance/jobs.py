@@ -11,9 +11,9 @@ from types import FrameType
 from ...engine.errors import UsageError, say
 from ...engine.ranks import slurm_commands as slurm
 
-POLL = 2  # seconds between two looks at a job
-MINUTES = 15  # the time limit of a job, without the time before its signal
-# States of a job that has ended. GONE: Slurm has forgotten it, which takes minutes.
+POLL = 2  # seconds between two queries about a job
+MINUTES = 15  # time limit of a job, without the time between its signal and the limit
+# States of a job that has ended. GONE is ours: some minutes after the end, Slurm forgets the job.
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "GONE"}
 ENDED |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 # Slurm's reasons of pending jobs that will never start.
@@ -21,7 +21,7 @@ HOPELESS = re.compile(
     "Bad|Invalid|NotAllowed|MaxWallDuration|NeverSatisfied|ReservationDeleted|[Hh]eld"
     "|Partition(Config|Down|Inactive|NodeLimit|TimeLimit)"
 )
-LABEL = re.compile(r"^\d+: (\d\d:\d\d:\d\d \[rank \d+\] )?")  # of srun, and of a rank
+LABEL = re.compile(r"^\d+: (\d\d:\d\d:\d\d \[rank \d+\] )?")  # from srun, and from a rank's log
 NOISE = re.compile(r"srun: |slurmstepd: |scancel: |\s*$")
 ERROR = re.compile(
     r"error:? |the first rank that failed|stopped after a checkpoint|\S+ +FAILED |[\w.]*Error\b"
@@ -30,7 +30,7 @@ ERROR = re.compile(
 
 
 class Failure(Exception):
-    """A check failed; the message has the reason, and `log` the last lines of the job."""
+    """A check failed. The message has the reason, and `log` has the last lines of the job's log."""
 
     def __init__(self, why: str, log: str = "") -> None:
         super().__init__(why)
@@ -38,7 +38,7 @@ class Failure(Exception):
 
 
 class Interrupted(Exception):
-    """A signal ends the checks; its number is the argument."""
+    """A signal ended the checks. The argument is its number."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Job:
     log: Path
 
     def said(self) -> str:
-        """Return the text of the log, empty if it can't be read."""
+        """Return the text of the log, or "" if it can't be read."""
         with suppress(OSError):
             return self.log.read_text("utf-8", "replace")
         return ""
@@ -59,7 +59,7 @@ class Jobs:
     """The jobs of this process. They run one after the other.
 
     Args:
-        patience: maximum time of a job, with its time in the queue, in seconds.
+        patience: time limit of a job in seconds, including its time in the queue.
         log: path of the logs, with %j for the id of the job.
 
     Attributes:
@@ -116,7 +116,7 @@ class Jobs:
     def wait(
         self, job: Job, until: Callable[[dict[str, str]], object] = lambda _: False
     ) -> dict[str, str]:
-        """Wait until a job has ended, or `until` is true; return what scontrol shows of it.
+        """Wait until a job has ended or `until` is true; return what scontrol shows about it.
 
         Raises:
             Failure: it will never start, or takes too long.
@@ -155,7 +155,7 @@ class Jobs:
             raise failure(job, facts)
 
     def cancel(self) -> None:
-        """Cancel the jobs that have not ended; wait for their end, for at most a minute."""
+        """Cancel the jobs that have not ended; wait at most a minute for their end."""
         for job in self.running:
             with suppress(UsageError):
                 slurm.run("scancel", job.id)

@@ -1,4 +1,4 @@
-"""Checks the communication between ranks: whether it works, is correct, and how fast it is."""
+"""Checks the communication between ranks: whether it works and is correct, and how fast it is."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             a wrong result, or the results can't be written.
     """
     flags = read_flags(Flags, argv, program("check-comm"))
-    # Here, because it imports torch, and --help should answer at once.
+    # Imported here because it imports torch, and --help should answer at once.
     from .examine import examine
 
     given = {name: getattr(flags, name) for name in ("device", "backend", "timeout")}

@@ -1,9 +1,9 @@
 """Collectives and transfers between pairs of ranks: checked and timed.
 
-Sizes and bandwidths follow nccl-tests, so that figures can be compared
+Sizes and bandwidths are defined as in nccl-tests, so that numbers can be compared
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). The size is that of the whole
-array, for all-gather that of its output. Bus bandwidth is size over time, times a factor that makes
-it comparable with the hardware's for any number of ranks.
+array; for all-gather, it is that of the output. Bus bandwidth is size divided by time, times a
+factor, so that it can be compared with the bandwidth of the hardware for any number of ranks.
 """
 
 import statistics
@@ -23,18 +23,18 @@ from ...engine.ranks.world import World
 
 T = TypeVar("T")
 
-# torch 2.13 renamed it.
+# PyTorch 2.13 renamed this function.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-PERIOD = 1009  # of the values in a message; a prime, so that no two parts are equal
-SMALL = 2**20  # bytes: up to this size, a round has several calls, since one is too short
+PERIOD = 1009  # period of the values in a message; a prime number, so that no two parts are equal
+SMALL = 2**20  # bytes; up to this size, a round has several calls, since one is too short to time
 ROUNDS = 7
-WARM_UP = 2  # rounds before those that are measured
+WARM_UP = 2  # rounds before the measured ones
 
 
 @dataclass(frozen=True)
 class Channel:
-    """The process group that is checked, with the device of its messages."""
+    """The process group to check, and the device of its messages."""
 
     world: World
     group: dist.ProcessGroup
@@ -45,11 +45,11 @@ class Channel:
 def within(seconds: float, function: Callable[[], T]) -> T:
     """Run a function with a time limit and return its result.
 
-    It runs in a thread, which is left behind if it hangs: NCCL may wait for another rank without a
-    limit.
+    It runs in a thread. NCCL may wait for another rank without a limit; the thread is then
+    abandoned.
 
     Raises:
-        RuntimeError: the function raised it, or takes longer.
+        RuntimeError: the function raised it, or takes longer than the limit.
     """
     result: futures.Future[T] = futures.Future()
 
@@ -122,9 +122,9 @@ def median_seconds(call: Callable[[], object], size: int, channel: Channel) -> f
 
 
 def measure_pair(pair: tuple[int, int], sizes: tuple[int, int], channel: Channel) -> dict[str, Any]:
-    """Measure how two ranks send to each other at the same time, while the others wait.
+    """Measure how fast two ranks send to each other at the same time, while the others wait.
 
-    The small message gives the latency, the large one the bandwidth of each direction.
+    The small message gives the latency, and the large one gives the bandwidth of each direction.
 
     Raises:
         RuntimeError: the operation fails, takes too long, or has a wrong result.
@@ -159,9 +159,9 @@ def exchange(sent: Tensor, received: Tensor, peer: int, group: dist.ProcessGroup
 
 
 def mark_slow(pairs: list[dict[str, Any]]) -> None:
-    """Mark the pairs with less than half of the upper quartile of bandwidth.
+    """Mark the pairs whose bandwidth is less than half of the upper quartile.
 
-    The median is too low: one bad node out of three makes two of three pairs slow.
+    The median would be too low: one bad node out of three makes two of three pairs slow.
     """
     speeds = sorted(pair["gb_s"] for pair in pairs)
     for pair in pairs:

@@ -1,7 +1,7 @@
 """Checks what a job needs, before it waits in the queue or spends GPU hours.
 
-These modules import packages inside functions, because a broken environment is one of the things to
-find.
+The modules of this folder import packages inside functions, so that they also run in a broken
+environment, and can report it.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=program("doctor"),
         description="Check what a job needs: software, scripts, Slurm, nodes, data.",
-        epilog="The flags of train, such as --config, --data-dir or --run-root, are taken too.",
+        epilog="It also takes the flags of train, such as --config, --data-dir or --run-root.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         "lines from standard input and compare them",
     )
     flags, others = parser.parse_known_args(argv)
-    # A package that was built for another CPU kills the process. This shows which import does it.
+    # A package that was built for another CPU kills the process at its import. This shows where.
     faulthandler.enable()
     settings, bad_settings = _settings(others)
     jobs = scripts.read(Path("slurm"))

@@ -1,4 +1,4 @@
-"""The finding of a check; `attempt` makes a finding of an exception, so that other checks run."""
+"""Findings of checks. `attempt` turns an exception into a finding, so that other checks go on."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 def attempt(
     name: str, check: Callable[..., Iterable[Finding]], *arguments: object
 ) -> Iterator[Finding]:
-    """Yield the findings of a check. If it raises, yield an error of this name instead."""
+    """Yield the findings of a check. If it raises an exception, yield an error with this name."""
     try:
         yield from check(*arguments)
     except Exception as error:

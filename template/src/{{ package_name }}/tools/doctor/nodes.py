@@ -1,7 +1,7 @@
-"""What one node has, and how the nodes of a job differ.
+"""Checks one node, and compares the nodes of a job.
 
 slurm/doctor.sbatch starts `doctor --nodes=report` on each node, which prints its findings as a line
-of JSON. `doctor --nodes=compare` on the first node reads these lines and compares them.
+of JSON. On the first node, `doctor --nodes=compare` reads these lines and compares them.
 """
 
 import json
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 ALIKE: dict[str, Status] = {"python": "error", "torch": "error", "GPUs": "warning"}
 """The findings that should be the same on all nodes, and the status if they differ."""
-CLOCK = 10  # seconds that a clock may be off
-SLOW = 1.15  # times the median of the nodes
+CLOCK = 10  # seconds that a clock may be wrong
+SLOW = 1.15  # a node is slow if it needs more than this factor times the nodes' median
 
 
 def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def check(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Findi
 
 
 def node_count() -> int:
-    """Return how many nodes the job has; 1 outside of jobs."""
+    """Return the number of nodes of the job, or 1 outside a job."""
     return int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
 
 
@@ -80,7 +80,7 @@ def _run_folder(root: Path) -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
-    """Check that the other nodes can reach this node by its name, which Gloo resolves here."""
+    """Check that this node's name resolves to an address that other nodes can reach, for Gloo."""
     host = socket.gethostname()
     try:
         address = str(socket.getaddrinfo(host, None)[0][4][0])
@@ -104,7 +104,10 @@ def report(settings: "Settings | None", findings: Iterable[Finding]) -> str:
 
 
 def _seconds(settings: "Settings | None") -> dict[str, float]:
-    """Return what a matrix product takes on a core and on each GPU: the best in half a second."""
+    """Return the seconds of a matrix product on a CPU core and on each GPU.
+
+    It is repeated for half a second, and the shortest time counts.
+    """
     best: dict[str, float] = {}
     with suppress(Exception):  # a finding already says what is wrong with torch or a GPU
         import torch
@@ -122,11 +125,11 @@ def _seconds(settings: "Settings | None") -> dict[str, float]:
 
 
 def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Finding]:
-    """Yield the findings of all nodes, and those about differences between them.
+    """Yield the findings of all nodes, and findings about differences between nodes.
 
     Args:
-        lines: what the nodes print: their reports, and other lines, which are printed.
-        settings: of the run; None if they can't be read.
+        lines: the output of the nodes. Lines that are not reports are printed.
+        settings: settings of the run, or None if they can't be read.
     """
     reports: dict[str, list[Finding]] = {}
     shared: dict[str, bool] = {}
@@ -160,7 +163,7 @@ def compare(lines: Iterable[str], settings: "Settings | None") -> Iterator[Findi
 
 
 def _slow(speeds: dict[str, dict[str, float]]) -> Iterator[Finding]:
-    """Name the nodes that are slow, by their seconds on each device."""
+    """Yield a finding about slow nodes, from the seconds of each node on each device."""
     for host, of_host in sorted(speeds.items()):
         for device, seconds in of_host.items():
             usual = median_low(each[device] for each in speeds.values() if device in each)
@@ -171,7 +174,7 @@ def _slow(speeds: dict[str, dict[str, float]]) -> Iterator[Finding]:
 
 
 def _merge(reports: dict[str, list[Finding]]) -> Iterator[Finding]:
-    """Yield each finding once, with its nodes unless all have it."""
+    """Yield each finding once, with the names of its nodes unless all nodes have it."""
     hosts: dict[Finding, list[str]] = {}
     for host in sorted(reports):
         for finding in reports[host]:

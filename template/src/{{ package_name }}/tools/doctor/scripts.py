@@ -1,6 +1,6 @@
-"""Checks that the batch scripts that train can start, and that Slurm accepts them.
+"""Checks that the batch scripts for training can start, and that Slurm accepts them.
 
-The facts come from the scripts and not from .copier-answers.yml, because users edit scripts.
+It reads the scripts and not .copier-answers.yml, because users edit scripts.
 """
 
 import os
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from ...engine.ranks.slurm_commands import run, said
 from .findings import Finding
 
-# The lines that find the interpreter or the image.
+# The lines of a script that find the interpreter or the image.
 START = re.compile(r'^cd "\$\{SLURM_SUBMIT_DIR.*?^use_(?:python|image) [^\n]*$', re.M | re.S)
-# What is run after these lines. `fail` is a function of slurm/common.sh; with pyxis, srun starts
-# the interpreter, and there is no `python`.
+# The commands that are run after these lines. `fail` is a function of slurm/common.sh. With pyxis,
+# srun starts the interpreter in the image, and the variable `python` does not exist.
 VERSION = """
 [[ -z ${python+set} ]] || version=$("${python[@]}" --version) ||
     fail "${python[*]} does not start: run 'make %s' again"
@@ -29,8 +29,8 @@ class Script(NamedTuple):
     """A batch script.
 
     Attributes:
-        path: of the file.
-        start: its lines up to use_python or use_image; empty if it has neither.
+        path: path of the script.
+        start: its lines up to use_python or use_image, or "" if it has neither.
         gpu: whether it trains on GPUs.
         image: whether it runs in a container image.
     """
@@ -42,7 +42,7 @@ class Script(NamedTuple):
 
 
 def read(folder: Path) -> list[Script]:
-    """Return the scripts that train."""
+    """Return the batch scripts for training."""
     found = []
     for path in sorted(folder.glob("train_*.sbatch")):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -53,7 +53,7 @@ def read(folder: Path) -> list[Script]:
 
 
 def check(jobs: Sequence[Script]) -> Iterator[Finding]:
-    """Start each script as far as its interpreter, and ask Slurm whether it accepts it."""
+    """Run each script up to the start of its interpreter, and ask Slurm whether it accepts it."""
     if not jobs:
         message = "there is no slurm/train_*.sbatch here: run doctor in the project's root"
         yield Finding("warning", "scripts", message)
@@ -63,7 +63,7 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
     for job in jobs:
         if job.start:
             yield _start(job)
-        if "SLURM_JOB_ID" not in os.environ:  # compute nodes may not be allowed to submit
+        if "SLURM_JOB_ID" not in os.environ:  # some clusters forbid sbatch on compute nodes
             yield _submission(job.path)
 
 
@@ -89,9 +89,9 @@ def _start(job: Script) -> Finding:
 
 
 def _submission(path: Path) -> Finding:
-    """Pass on what Slurm says to a script."""
+    """Return Slurm's answer to a script as a finding."""
     answer = run("sbatch", "--test-only", str(path))
-    line = said(answer)  # sbatch --test-only writes to stderr, also if it accepts the script
+    line = said(answer)  # sbatch --test-only always writes to stderr, even if it accepts
     if answer.returncode:
         cure = "change its #SBATCH lines"
         if "requeue=expedite" in path.read_text("utf-8") and re.search("requeue|not supp", line):

@@ -1,4 +1,4 @@
-"""Python and its packages."""
+"""Checks Python, its packages and PyTorch."""
 
 import ast
 import os
@@ -23,7 +23,7 @@ PROJECT = Path("pyproject.toml")
 
 
 def python() -> Iterator[Finding]:
-    """Name the interpreter."""
+    """Report the interpreter and its version."""
     yield Finding("ok", "python", f"{platform.python_version()}, {sys.executable}")
 
 
@@ -55,7 +55,7 @@ def packages() -> Iterator[Finding]:
 
 
 def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Finding]:
-    """Import PyTorch, and use each GPU."""
+    """Import PyTorch, and try each GPU."""
     try:
         torch = import_module("torch")
     except Exception as error:
@@ -79,7 +79,7 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
 
 
 def _is_tested(torch: str) -> bool:
-    """Return whether the template is tested with a version of PyTorch, by pyproject.toml."""
+    """Return whether pyproject.toml lists a version of PyTorch as tested with the template."""
     from packaging.requirements import Requirement
 
     found = re.search(r'^tested = \["(.*)"\]$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Aim's tracking server, for runs on other nodes. Who knows its password can run code as you."""
+"""Aim's tracking server, for runs on other nodes. Anyone with its password can run code as you."""
 
 from urllib.parse import quote
 

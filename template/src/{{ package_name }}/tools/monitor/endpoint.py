@@ -24,7 +24,7 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """Its HOST:PORT for jobs that log to it."""
+        """HOST:PORT of the server, for jobs that log to it."""
         name = self.record.node if self.record.listen == "node" else self.address
         return f"{name}:{self.record.port}"
 

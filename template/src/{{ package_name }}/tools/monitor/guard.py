@@ -1,7 +1,8 @@
-"""Serves a web application that has no login of its own.
+"""Protects a web application that has no login of its own.
 
-On a port, it asks for a password. Everywhere, it refuses requests that pages of other sites make
-in the user's browser: that reaches the user's end of a tunnel, and knows the password.
+On a port, it asks for a password. On ports and Unix sockets, it refuses requests that pages of
+other sites make in the user's browser: the browser can reach the user's end of a tunnel, and it
+knows the password.
 """
 
 import getpass
@@ -28,7 +29,7 @@ def login(endpoint: Endpoint) -> dict[str, str]:
 
 
 def options(endpoint: Endpoint) -> dict[str, Any]:
-    """Return what uvicorn is to listen on."""
+    """Return the options of uvicorn that say where to listen."""
     record = endpoint.record
     if record.socket:
         return {"uds": record.socket}
@@ -39,9 +40,10 @@ class Guard:
     """An ASGI application in front of another one.
 
     Args:
-        application: the other one.
-        user, password: for HTTP Basic authentication. Without a password, the address must be
-            that of the user's end of a tunnel: a page of another site may rename this address.
+        application: the application to protect.
+        user, password: for HTTP Basic authentication. Without a password, a request must name the
+            address of the user's end of a tunnel: a page of another site could reach this address
+            by another name (DNS rebinding).
     """
 
     def __init__(self, application: Application, user: str, password: str) -> None:
@@ -54,7 +56,7 @@ class Guard:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """Hand a request on, or refuse it."""
+        """Pass a request on, or refuse it."""
         status = 200 if scope["type"] == "lifespan" else self._judge(dict(scope["headers"]))
         if status == 200:
             await self.application(scope, receive, send)
@@ -77,14 +79,14 @@ class Guard:
                 return 401
         elif re.sub(rb":\d*$", b"", host) not in (b"127.0.0.1", b"localhost", b"[::1]"):
             return 403
-        # Old browsers send Origin alone, and so do some with a websocket.
+        # Old browsers, and some browsers for websockets, send only Origin.
         site, origin = headers.get(b"sec-fetch-site", b"none"), headers.get(b"origin")
         own = origin is None or origin.lower().partition(b"://")[2] == host
         return 200 if own and site in (b"none", b"same-origin") else 403
 
 
 def serve(application: Application, options: Mapping[str, Any]) -> None:
-    """Serve an application until SIGTERM, with the login that the environment has."""
+    """Serve an application until SIGTERM, with the login from the environment."""
     import uvicorn
 
     guard = Guard(application, os.environ.pop(USER), os.environ.pop(PASSWORD))
@@ -93,7 +95,7 @@ def serve(application: Application, options: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve the application that the first word names, as MODULE:NAME, with options as JSON."""
+    """Serve an application. The arguments are MODULE:NAME and the options as JSON."""
     from uvicorn.importer import import_from_string
 
     serve(import_from_string(sys.argv[1]), json.loads(sys.argv[2]))

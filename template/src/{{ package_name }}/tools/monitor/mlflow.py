@@ -14,7 +14,7 @@ PAGE = "/health"
 
 
 def launch(endpoint: Endpoint) -> Launch:
-    """Return the command line of the server; create the experiment's database if there is none.
+    """Return the command line of the server; create the experiment's database if it is missing.
 
     Raises:
         UsageError: a package that MLflow's login needs is missing.
@@ -35,7 +35,7 @@ def launch(endpoint: Endpoint) -> Launch:
         raise UsageError(
             "MLflow's login needs Flask-WTF: pip install 'mlflow[auth]', or use --listen socket"
         )
-    # MLflow refuses requests to other host names than those of a browser's tunnel and of the node.
+    # MLflow then accepts only requests to the host names of a tunnel and of the node.
     hosts = f"localhost:*,127.0.0.1:*,{endpoint.host}"
     command += ["--app-name=basic-auth", f"--allowed-hosts={hosts}"]
     user, password = getpass.getuser(), secrets.token_urlsafe(24)
@@ -66,5 +66,5 @@ def launch(endpoint: Endpoint) -> Launch:
 
 def page(run_id: str) -> str:
     """Return the path of a run's page."""
-    # MLflow has two sets of pages: those about language models, and these.
+    # MLflow has two kinds of pages: for language models, and for training runs.
     return f"/#/runs/{run_id}?workflowType=machine_learning"

@@ -54,21 +54,21 @@ class Record:
 
     @property
     def shows(self) -> str:
-        """Its experiment, or experiment and run."""
+        """What the server shows: an experiment, or an experiment and a run."""
         return f"{self.experiment}/{self.run}" if self.run else self.experiment
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """The server's name in messages."""
         return f"{self.server} of {self.shows}"
 
     @property
     def url(self) -> str:
-        """The address at the user's end of a tunnel."""
+        """The URL at the user's end of a tunnel."""
         return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     def directions(self, login: str) -> str:
-        """Return how to reach the server, from a machine that reaches the login node."""
+        """Return how to open the server's pages from a machine that can reach the login node."""
         user = getpass.getuser()
         if self.listen == "node":
             way = f"{self.node}:{self.port} {user}@{login}"
@@ -94,7 +94,7 @@ class Record:
 
 
 class Records:
-    """The records of one user below a run root.
+    """The records of one user in a run root.
 
     Args:
         run_root: the folder of all experiments.
@@ -122,7 +122,7 @@ class Records:
         return sorted(filter(None, found), key=lambda each: (each.title, each.job))
 
     def read(self, job: str) -> Record | None:
-        """Return the record of a job, None if there is none."""
+        """Return the record of a job, or None if there is none."""
         try:
             return Record(**json.loads((self.folder / f"{job}.json").read_text("utf-8")))
         except FileNotFoundError:

@@ -37,7 +37,7 @@ def serve(server: ModuleType, record: Record, run_root: Path) -> int:
     """
     records = Records(run_root)
     signal.signal(signal.SIGTERM, _leave)
-    # The path of a Unix socket may have 107 characters.
+    # The path of a Unix socket may have at most 107 characters.
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 80 else "/tmp"
     with tempfile.TemporaryDirectory(prefix="monitor-", dir=parent) as private:
         endpoint = _endpoint(record, run_root, Path(private))
@@ -117,7 +117,7 @@ def _answers(endpoint: Endpoint, page: str) -> bool:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End all processes of a server; some processes of MLflow ignore SIGTERM for a while."""
+    """End all processes of a server. Some processes of MLflow ignore SIGTERM for a while."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + KILL_AFTER
         try:
@@ -137,9 +137,9 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _address() -> str:
-    """Return the address of this node from which it reaches the login node.
+    """Return the address that this node uses to reach the login node.
 
-    The node's own name may have several addresses, or only 127.0.1.1.
+    The node's own name may resolve to several addresses, or only to 127.0.1.1.
     """
     for name in (os.environ.get("SLURM_SUBMIT_HOST"), socket.gethostname()):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""The servers of this project, and what each can listen on."""
+"""The servers of this project, and where each can listen."""
 
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +17,10 @@ def script(name: str) -> str:
 
 
 def available() -> list[str]:
-    """Return the servers that this project has a script for.
+    """Return the names of the servers for which this project has a script.
 
     Raises:
-        UsageError: this is not the project's root.
+        UsageError: the current folder is not the project's root.
     """
     if not SCRIPTS.is_dir():
         raise UsageError(f"there is no {SCRIPTS} here: run this from the project's root")
@@ -31,7 +31,7 @@ def server(name: str) -> ModuleType:
     """Return the module of a server.
 
     Raises:
-        UsageError: the project has none of that name.
+        UsageError: the project has no server with this name.
     """
     if name not in available():
         raise UsageError(f"there is no server '{name}': this project has {', '.join(available())}")

@@ -14,7 +14,7 @@ from .flags import Flags
 from .records import Record, Records
 from .servers import binding, script
 
-POLL = 2  # seconds between looks at the queue
+POLL = 2  # seconds between two queries of the queue
 
 
 def submitted(
@@ -45,7 +45,7 @@ def submitted(
                 say(f"{record.title} runs already, job {record.job}")
                 return record
         job_name = f"{__package__.partition('.')[0]}-{name}"
-        # They come last, because sbatch uses the last value of an option.
+        # These options come last, because sbatch uses the last value of an option.
         own_options = [f"--job-name={job_name}", "--output=logs/%x-%j.out"]
         arguments = [f"--run-root={records.folder.parent}", f"--experiment={experiment}"]
         arguments += [f"--run={run}", *(f"--{flag}={value}" for flag, value in bound.items())]
@@ -74,7 +74,7 @@ def show(records: Records, found: Sequence[Record]) -> int:
         try:
             answering = wait(records, record)
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would end it at once
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would interrupt the rest
             say(f"\njob {record.job} stays in the queue: see 'monitor status'")
             return 130
         say(f"\n{answering.directions(socket.gethostname())}\n")
@@ -111,7 +111,7 @@ def wait(records: Records, record: Record) -> Record:
 
 
 def own(record: Record, queue: Mapping[str, jobs.Job]) -> jobs.Job | None:
-    """Return a server's job; None if it has ended, or if another job has its id now."""
+    """Return a server's job, or None if it has ended or if another job has its id now."""
     job = queue.get(record.job)
     return job if job and job.name == record.job_name else None
 

@@ -1,4 +1,4 @@
-"""trackio's pages. They can't delete or rename runs: that needs a token, which nobody gets."""
+"""trackio's pages. They can't delete or rename runs: this needs a token that nobody gets."""
 
 import json
 import sys
@@ -17,9 +17,9 @@ def launch(endpoint: Endpoint) -> Launch:
     login = guard.login(endpoint)
     env = {
         "TRACKIO_DIR": str(storage(endpoint.folder)),
-        # The default needs memory that the processes of one machine share.
+        # The default, WAL, needs shared memory, which does not work between machines.
         "TRACKIO_SQLITE_JOURNAL_MODE": "delete",
-        "TRACKIO_WRITE_TOKEN": "",  # then it makes one
+        "TRACKIO_WRITE_TOKEN": "",  # empty: trackio makes a new token
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }

@@ -1,6 +1,6 @@
-"""Draws the metrics of runs to a picture: `python -m <package> plot RUN_DIR... [--x time]`.
+"""Draws the metrics of runs to a file: `python -m <package> plot RUN_DIR... [--x time]`.
 
-It needs no server, no display and no torch. curves.py reads the metrics.
+It needs no server, no display and no PyTorch. curves.py reads the metrics.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import matplotlib
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure  # not pyplot: it looks for a display and keeps figures
+from matplotlib.figure import Figure  # pyplot would look for a display and keep all figures
 from matplotlib.lines import Line2D
 
 from ...engine.config import read_flags
@@ -24,31 +24,32 @@ from ...engine.errors import UsageError
 from .. import program
 from .curves import Curves, Group, group, load
 
-# Metrics that are drawn only if they are named.
+# Metrics that are drawn only if --metrics names them.
 LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm", "train/slowest_hook")
-STYLES = ("-", "--", ":")  # of the metrics of a panel
-FEW_VALUES = 20  # a curve of so many or fewer is drawn with dots, and not smoothed
-UNITS = {"step": 1, "seconds": 1, "minutes": 60, "hours": 3600}  # of x; of time in seconds
+STYLES = ("-", "--", ":")  # line styles of the metrics in a panel
+FEW_VALUES = 20  # a curve with at most so many values is drawn with dots, and is not smoothed
+UNITS = {"step": 1, "seconds": 1, "minutes": 60, "hours": 3600}  # of the x axis; time in seconds
 MEANING = "mean over seeds, band from min to max; pale: not all seeds have a value"
-# A dollar sign in the name of a metric or a run does not begin a formula.
+# Without this, a dollar sign in the name of a metric or a run would begin a formula.
 matplotlib.rcParams["text.parse_math"] = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Draw curves of runs to a picture."""
+    """Draw the metrics of runs as curves, and write them to a picture file."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
     """folders of runs, or of experiments for all their runs"""
     metrics: tuple[str, ...] = ()
-    """metrics to draw, a panel each; else all, with training and validation in one panel"""
+    """metrics to draw, each in its own panel; default: all, with training and validation in one
+    panel"""
     x: Literal["step", "time"] = "step"
-    """the x axis; time counts from a run's first line and includes waits in the queue"""
+    """the x axis; time starts at a run's first line and includes waits in the queue"""
     seeds: Literal["mean", "each"] = "mean"
-    """mean: runs that differ only in their seed are one curve, the mean of those that have a value
-    at a step, in a band from min to max; each: a curve for each run, as always over time"""
+    """mean: draw runs that differ only in their seed as one curve, their mean, with a band from
+    min to max; each: draw a curve for each run; with --x time, always each"""
     smooth: float = 0.0
-    """weight of the past in a moving average of each run, from 0 to below 1, such as 0.6"""
+    """weight of the past in a moving average of each curve: from 0, no smoothing, to below 1"""
     output: Path = Path("plot.png")
     """file to write: .png, .svg or .pdf"""
 
@@ -57,13 +58,14 @@ def main(argv: Sequence[str]) -> int:
     """Write the picture and print its path; return 0.
 
     Raises:
-        UsageError: a folder holds no run or no metrics, a metric is in none of the runs, or the
+        UsageError: a folder has no run or no metrics, no run has one of the named metrics, or the
             picture can't be written.
     """
     flags = read_flags(Flags, argv, program("plot"))
     if not 0 <= flags.smooth < 1:
         raise UsageError(f"--smooth is {flags.smooth:g}: from 0 (as measured) to below 1")
-    # matplotlib prints characters that no font has, which may be part of an escape code.
+    # Matplotlib's warning about a character that no font has prints the character, which may be
+    # part of a terminal's escape code.
     warnings.simplefilter("ignore")
     runs = load(flags.folders)
     drawn = figure(runs, flags.metrics, flags.x, flags.smooth, flags.seeds == "mean")
@@ -87,17 +89,18 @@ def figure(
 
     Args:
         runs: from `load`.
-        metrics: a panel each; if none, all except LEFT_OUT, with training and validation together.
+        metrics: each gets a panel; if empty, all except LEFT_OUT, with training and validation
+            together.
         x, smooth: as in Flags.
-        together: whether runs that differ only in their seed are a group, over steps only.
+        together: whether runs that differ only in their seed are one group; only over steps.
 
     Raises:
-        UsageError: a metric is in none of the runs.
+        UsageError: no run has one of the metrics.
     """
     panels, groups = choose(runs, metrics), group(runs, together and x == "step")
     columns = max(1, min(len(panels), 2 if len(panels) <= 4 else 3))
     rows = math.ceil(len(panels) / columns)
-    # A line of the legend is 0.2 inches high.
+    # In inches; a line of the legend is 0.2 inches high.
     size = (max(5.0 * columns, 6.5), 3.2 * rows + 0.2 * len(groups) + 0.3)
     drawn = Figure(figsize=size, layout="constrained")
     for number, (title, members) in enumerate(panels.items(), 1):
@@ -116,12 +119,12 @@ def figure(
 
 
 def choose(runs: Iterable[Curves], metrics: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the metrics of each panel, by its title.
+    """Return the metrics of each panel by its title.
 
     Raises:
-        UsageError: a metric is in none of the runs.
+        UsageError: no run has one of the metrics.
     """
-    # The names of metrics have a slash; step, time and epoch have none.
+    # The names of metrics contain a slash; step, time and epoch contain none.
     names = {name for run in runs for line in run.lines for name in line if "/" in name}
     if missing := set(metrics) - names:
         known = ", ".join(sorted(names))
@@ -148,9 +151,10 @@ def draw(
     """Draw a panel: a colour for each group, and a style for each metric.
 
     Args:
-        groups: from `group`; those of several runs are drawn over steps only.
+        groups: from `group`. Groups of several runs are drawn only over steps.
         x: one of UNITS.
-        smooth: weight of the past in a moving average; the measured values are drawn pale under it.
+        smooth: weight of the past in a moving average. The measured values are drawn pale behind
+            it.
     """
     axes.set_xlabel(x)
     axes.grid(alpha=0.3)
@@ -176,7 +180,7 @@ def draw(
 
 
 def _points(run: Curves, metric: str, x: str) -> dict[float, float]:
-    """Return the values of a metric by x; time counts from the run's first line."""
+    """Return the values of a metric by x. Time starts at the run's first line."""
     name, began = ("step", 0) if x == "step" else ("time", run.lines[0].get("time", 0))
     lines = [line for line in run.lines if {name, metric} <= set(line)]
     return {(line[name] - began) / UNITS[x]: line[metric] for line in lines}
@@ -190,7 +194,7 @@ def _smoothed(curve: Mapping[float, float], past: float) -> dict[float, float]:
 def _draw_mean(
     axes: Axes, curves: Sequence[Mapping[float, float]], number: int, look: Mapping[str, Any]
 ) -> None:
-    """Draw the mean of the values at each step, pale if not all runs have one, in their band."""
+    """Draw the mean at each step, with a band; it is pale where not all runs have a value."""
     at: dict[float, list[float]] = {}
     for curve in curves:
         for x, y in curve.items():
@@ -198,7 +202,7 @@ def _draw_mean(
     at = dict(sorted(at.items()))
     means = list(map(fmean, at.values()))
     if number > 1:
-        band = {x: ys for x, ys in at.items() if len(ys) > 1}  # one alone would look certain
+        band = {x: ys for x, ys in at.items() if len(ys) > 1}  # one run alone gives no band
         low, high = (list(map(of, band.values())) for of in (min, max))
         axes.fill_between(list(band), low, high, color=look["color"], alpha=0.2, linewidth=0)
         axes.plot(list(at), means, **{**look, "alpha": 0.35})

@@ -14,22 +14,22 @@ from ...engine.filesystem import in_range, read_lines
 from ..runs import Run, find_runs, read, read_settings, survey
 from ..text import short
 
-# Settings that have no effect on a curve.
+# Settings that do not change a curve.
 IGNORED = {"config", "experiment", "resume", "run_dir", "run_root", "tags", "trackers"}
 IGNORED |= {"count_flops", "profile", "profile_ranks"}
-MAX_SETTINGS = 3  # in a label
-LONGEST = 100  # characters of a label
+MAX_SETTINGS = 3  # upper limit of settings in a label
+LONGEST = 100  # upper limit of a label's characters
 
 
 class Curves(NamedTuple):
     """The metrics of a run.
 
     Args:
-        run: its folder, without links, and status.
-        lines: the finite numbers of each line of metrics.jsonl, in order of their steps.
-        settings: of the run, as far as they can be read, with its number of ranks, its commit, and
-            a name for its uncommitted changes.
-        diff: what was not committed.
+        run: the run, with its folder (without links) and status.
+        lines: the finite numbers of each line of metrics.jsonl, in the order of steps.
+        settings: settings of the run that can be read, its number of ranks, its commit, and a name
+            for its uncommitted changes.
+        diff: the uncommitted changes.
     """
 
     run: Run
@@ -44,17 +44,17 @@ class Curves(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A run, or runs that differ only in their seed, and how they are called in a figure."""
+    """A run, or several runs that differ only in their seed, with their label in a figure."""
 
     label: str
     runs: Sequence[Curves]
 
 
 def load(folders: Sequence[Path]) -> list[Curves]:
-    """Return the metrics of the runs in some folders; name those without metrics on stderr.
+    """Return the metrics of the runs in some folders; print runs without metrics to stderr.
 
     Raises:
-        UsageError: a folder is not there, or no run has metrics.
+        UsageError: a folder does not exist, or no run has metrics.
     """
     runs = read_runs(find_runs(folders))
     for run in runs:
@@ -67,7 +67,7 @@ def load(folders: Sequence[Path]) -> list[Curves]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Curves]:
-    """Return what is known of runs, in the order of their folders, whose paths become absolute."""
+    """Return the metrics and facts of runs, in the order of their folders, with absolute paths."""
     paths = [folder.resolve() for folder in folders]
     known = {run.folder: run for run in survey(paths, time.time())}
     return [_read(known[path]) for path in paths]
@@ -83,16 +83,16 @@ def _read(run: Run) -> Curves:
     diff = str(git.get("diff") or "")
     changes = hashlib.sha256(diff.encode(errors="replace")).hexdigest()[:6] if diff else "none"
     code = {"commit": run.commit or "none", "changes": changes}
-    # An integer of thousands of digits has no text.
+    # Leave out integers with thousands of digits: Python can't convert them to text.
     settings = {n: v for n, v in read_settings(run.folder).items() if in_range(v)}
     return Curves(run, lines, settings | code, diff)
 
 
 def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
-    """Return the runs in groups, in their order.
+    """Return the groups of runs, in the order of the runs.
 
-    With `together`, runs of the same code and settings that differ only in their seed are a group.
-    Runs with equal seeds are a repetition and no sample of seeds: they are drawn on their own.
+    With `together`, runs with the same code and settings that differ only in their seed are a
+    group. Runs with the same seed are repetitions, so each of them is a group of its own.
     """
     found: dict[Hashable, list[Curves]] = {}
     for run in runs:
@@ -116,15 +116,15 @@ def group(runs: Sequence[Curves], together: bool = True) -> list[Group]:
 
 
 def differing(runs: Sequence[Curves]) -> list[str]:
-    """Return the settings in which runs differ, but for those that have no effect on a curve."""
+    """Return the settings in which runs differ, without those that do not change a curve."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in IGNORED)
     return [n for n in names if len({repr(run.settings.get(n)) for run in runs}) > 1]
 
 
 def _label(members: Sequence[Curves], shown: Sequence[str]) -> str:
-    """Return the name of a group with some settings, and the seeds that did not finish."""
+    """Return the label of a group: its name, some settings, and the seeds that did not finish."""
     name, settings, seeds = members[0].name, members[0].settings, ""
-    if len(members) > 1:  # the folder that holds them all
+    if len(members) > 1:  # name the folder that contains all of them
         name = Path(os.path.commonpath([run.run.folder.parent for run in members])).name
         states = [f"; seed {run.settings['seed']} {run.run.status}" for run in members]
         unfinished = "".join(each for each in states if not each.endswith(" finished"))

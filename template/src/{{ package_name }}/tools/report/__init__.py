@@ -1,6 +1,6 @@
-"""Writes a page about runs, to look at and to send: `python -m <package> report RUN_DIR...`.
+"""Writes a page about runs that you can read and send: `python -m <package> report RUN_DIR...`.
 
-It needs no server and no torch. page.py has the style of the page.
+It needs no server and no PyTorch. page.py has the style of the page.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from .page import RESERVE, Html, Page, facts, make
 
 MOST_ROWS = 100
 MOST_NUMBERS = 24
-MOST_ATTEMPTS = 20  # that are marked
+MOST_ATTEMPTS = 20  # upper limit of attempts whose starts are marked
 MOST_DIFF = 100_000  # characters
 LOG_LINES, LOG_WIDTH = 50, 400
 OVER_TIME = re.compile(r"train/\w+_per_second|system/(gpu|cpu)_percent")
@@ -42,12 +42,12 @@ FACTS = ("settings", "command", "commit", "code", "attempts", "nodes", "versions
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """Write a page about runs: status, numbers, curves, settings, code, figures, log. It is one
-    file of at most a megabyte, without scripts, that loads nothing from elsewhere."""
+    """Write a page about runs: status, numbers, curves, settings, code, figures, log. The page is
+    one file of at most a megabyte, without scripts, and it loads nothing from the internet."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
-    """folders of runs, or of experiments for all their runs, which are compared; those that differ
-    only in their seed are one curve, their mean"""
+    """folders of runs, or of experiments for all their runs; several runs are compared, and runs
+    that differ only in their seed are drawn as one curve, their mean"""
     output: Path = Path("report.html")
     """file to write"""
 
@@ -56,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     """Write the page and print its path; return 0.
 
     Raises:
-        UsageError: a folder holds no run, or the page can't be written.
+        UsageError: a folder has no run, or the page can't be written.
     """
     flags = read_flags(Flags, argv, program("report"))
-    warnings.simplefilter("ignore")  # of characters that no font has
+    warnings.simplefilter("ignore")  # warnings about characters that no font has
     folders = find_runs(flags.folders)
     if not folders:
         raise UsageError("nothing to report: name folders of runs, or folders that hold some")
@@ -72,13 +72,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def page_of(runs: Sequence[Curves]) -> str:
-    """Return the page about runs as HTML; what has no room is named at its top."""
+    """Return the page about runs as HTML. At its top, it names the parts that had no room."""
     alone = len(runs) == 1
     page = Page(runs[0].name, _badge(runs[0].run)) if alone else Page(f"{len(runs)} runs")
     if not alone:
         groups = group([each for each in runs if each.lines])
         _add_table(page, runs, groups)
-    for add in (_add_status, _add_curves, _add_text, _add_figures):  # the most important first
+    for add in (_add_status, _add_curves, _add_text, _add_figures):  # most important first
         if add is _add_curves and not alone:
             _add_overview(page, groups)
         for number, each in enumerate(runs, 0 if alone else 1):
@@ -87,7 +87,7 @@ def page_of(runs: Sequence[Curves]) -> str:
 
 
 def _add_table(page: Page, runs: Sequence[Curves], groups: Sequence[Group]) -> None:
-    """Add a row for each group of seeds, and for each run, which leads to its part."""
+    """Add a table with a row for each group of seeds, and one for each run with a link to it."""
     differ = differing(runs)
     rows = [_mean(each) for each in groups if len(each.runs) > 1]
     for number, each in enumerate(runs[:MOST_ROWS], 1):
@@ -116,7 +116,7 @@ def _add_table(page: Page, runs: Sequence[Curves], groups: Sequence[Group]) -> N
 
 
 def _mean(seeds: Group) -> dict[str, str]:
-    """Return the row of a group: mean and standard deviation of each score over its seeds."""
+    """Return the row of a group: the mean and standard deviation of each score over the seeds."""
     row, found = {"run": f"{seeds.label}: mean ± deviation"}, [_scores(run) for run in seeds.runs]
     for name in found[0] | found[-1]:
         values = [each[name] for each in found if name in each]
@@ -158,7 +158,7 @@ def _add_status(page: Page, curves: Curves, number: int) -> None:
 
 
 def _add_text(page: Page, curves: Curves, number: int) -> None:
-    """Add the end of the log, and what was not committed."""
+    """Add the end of the log, and the uncommitted changes."""
     page.place = number, 5
     with suppress(OSError):
         text = read_bytes(curves.run.folder / "log.txt", 2**16, last=True).decode(errors="replace")
@@ -185,9 +185,9 @@ def _scores(curves: Curves) -> dict[str, float]:
 
 
 def _status(curves: Curves) -> list[Html]:
-    """Return how a run stands, and its numbers."""
+    """Return the status of a run, and its numbers."""
     run, state, numbers = curves.run, curves.run.state, dict[str, object](_scores(curves))
-    if not any(name.startswith("test ") for name in numbers):  # the newest, of one that goes on
+    if not any(name.startswith("test ") for name in numbers):  # not finished: the newest ones
         numbers |= {n: v for line in curves.lines for n, v in line.items() if "loss" in n}
     numbers["step"] = state.get("step")
     if state.get("best_score") is not None:
@@ -207,7 +207,7 @@ def _status(curves: Curves) -> list[Html]:
 def _add_curves(page: Page, curves: Curves, number: int) -> None:
     """Add a panel for each metric over steps, and for speed and usage over time.
 
-    Time counts from the first attempt; between attempts, those curves have a gap.
+    Time starts at the first attempt. Curves over time have a gap between attempts.
     """
     page.place = number, 2
     lines, found = curves.lines, [*usage.read(curves.run.folder).values()][-MOST_ATTEMPTS:]
@@ -235,7 +235,7 @@ def _add_curves(page: Page, curves: Curves, number: int) -> None:
 
 
 def _add_figures(page: Page, curves: Curves, number: int) -> None:
-    """Add the newest picture of each name, the small ones first."""
+    """Add the newest picture with each name, small pictures first."""
     newest, name, page.place = dict[str, Path](), curves.name, (number, 3)
     with suppress(OSError):
         pictures = [x for x in files_in(curves.run.folder / "figures") if x.suffix == ".png"]

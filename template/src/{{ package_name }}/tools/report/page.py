@@ -1,6 +1,7 @@
-"""A page in one file of at most a megabyte: no script, nothing that is loaded from elsewhere.
+"""A page in one file of at most a megabyte, without scripts, that loads nothing from the internet.
 
-All text is foreign: `make` escapes it, and control characters and secrets do not get here.
+Texts of runs are not trusted: `make` escapes HTML, and `clean` removes secrets and escapes control
+characters.
 """
 
 import time
@@ -19,8 +20,8 @@ from ..plot import draw
 from ..plot.curves import Group
 from ..text import local_time, short
 
-ROOM = 950_000  # bytes of all parts; the rest of a megabyte is for the head and for what is named
-RESERVE = 200_000  # of them, for the text that follows curves
+ROOM = 950_000  # bytes for all parts; the rest of a megabyte is for the head and its list of names
+RESERVE = 200_000  # bytes of ROOM that curves leave free for the text after them
 MADE = "Made at %Y-%m-%d %H:%M; all times are %Z (%z)."
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -71,15 +72,15 @@ pre { margin: 0; font-size: .78rem; line-height: 1.45; } td, pre { white-space: 
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is HTML."""
 
 
 class Page:
-    """Collects parts as long as there is room, and the names of those that found none.
+    """Collects parts while there is room, and the names of the parts that had no room.
 
     Attributes:
-        place: of what is added next: the number of a run, and a number that sorts its parts. All
-            but the first part of a run are folded, if it is not run 0.
+        place: the place of the next part: the number of its run, and a number that sorts the parts
+            of the run. Except in run 0, all parts but the first are folded.
     """
 
     def __init__(self, title: str, *more: str) -> None:
@@ -89,7 +90,7 @@ class Page:
         self.top += make("p", local_time(time.time(), MADE), class_="soft")
 
     def add(self, name: str, *elements: Html, spare: int = 0) -> None:
-        """Add elements if there is room for all, and so many bytes to spare; else name them."""
+        """Add elements if there is room for all of them and `spare` bytes; else add their name."""
         text = "".join(elements)
         size = len(text.encode())
         if size > self.room - spare:
@@ -99,7 +100,7 @@ class Page:
             self.parts.append((self.place, text))
 
     def add_picture(self, name: str, png: bytes, caption: str = "", spare: int = 0) -> None:
-        """Add a picture, that of a curve without a caption, if it leaves so many bytes to spare."""
+        """Add a picture if it leaves `spare` bytes of room. Pictures of curves have no caption."""
         alt, data = escape(clean(short(name, 80))), b64encode(png).decode()
         shown = Html(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
         below, kind = ([make("figcaption", caption)], "figure") if caption else ([], "curve")
@@ -114,10 +115,16 @@ class Page:
         stops: Sequence[float] = (),
         spans: Sequence[tuple[float, float]] = (),
     ) -> None:
-        """Add curves over `x`, with some of its values and spans marked; `name` ends in the title,
-        perhaps after a run and a colon."""
+        """Add a panel of curves.
+
+        Args:
+            name: name of the part: the panel's title, or RUN: TITLE.
+            groups, metrics, x: as for `draw` in tools/plot.
+            stops: values of x to mark with a line.
+            spans: ranges of x to shade.
+        """
         whole, small = BytesIO(), BytesIO()
-        if self.room > RESERVE:  # else it would be drawn for nothing
+        if self.room > RESERVE:  # otherwise there is no room for it
             drawn = Figure(figsize=(5.3, 3.2), layout="constrained")
             axes = drawn.add_subplot(title=short(name.rpartition(": ")[2], 50))
             axes.spines[["right", "top"]].set_visible(False)
@@ -127,7 +134,7 @@ class Page:
             for stop in stops:
                 axes.axvline(stop, color="#b42318", linestyle=":", linewidth=1.2)
             drawn.savefig(whole, dpi=160)
-            # A quarter of the bytes, and no difference to the eye.
+            # A palette of 64 colours takes a quarter of the bytes and looks the same.
             Image.open(whole).convert("RGB").quantize(64).save(small, "png", optimize=True)
         self.add_picture(name, small.getvalue(), spare=RESERVE)
 
@@ -149,7 +156,7 @@ class Page:
 
 
 def make(tag: str, *content: str, **attributes: str) -> Html:
-    """Return an element; text that is no Html is shown as it is."""
+    """Return an HTML element. Content that is not `Html` is escaped."""
     inner = "".join(each if isinstance(each, Html) else escape(clean(each)) for each in content)
     named = (f' {n.rstrip("_")}="{escape(clean(value))}"' for n, value in attributes.items())
     return Html(f"<{tag}{''.join(named)}>{inner}</{tag}>")

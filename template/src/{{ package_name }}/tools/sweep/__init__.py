@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     """Run trials; return 0, 75 if a signal stopped the search, or 1 if all trials failed.
 
     Raises:
-        UsageError: no launch command, or or a mistake in the flags or in the search file.
+        UsageError: no launch command, or a mistake in the flags or in the search file.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
     (tool,) = {module.name for module in pkgutil.iter_modules(__path__)} & {"optuna", "wandb"}

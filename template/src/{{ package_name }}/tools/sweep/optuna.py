@@ -1,4 +1,4 @@
-"""Runs trials with settings that Optuna chooses. Several jobs can work on one study, a file."""
+"""Runs trials with settings that Optuna chooses. Several jobs can work on one study."""
 
 import dataclasses
 import logging
@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 class Flags:
     """Search for the settings with the best value of a metric.
 
-    Flags of train may follow, and after -- the command that starts the training. The same command
-    continues a sweep that was stopped. Other jobs that run it work on the same study.
+    It also takes the flags of train. After -- comes the command that starts the training. To
+    continue a stopped sweep, run the same command again. Other jobs that run it work on the same
+    study.
     """
 
     trials: int = 20
@@ -41,14 +42,14 @@ class Flags:
     search: Path = Path("configs/sweep.yaml")
     """file with the search space: the settings and their ranges"""
     metric: str | None = None
-    """metric to optimize, which each validation writes to metrics.jsonl; a trial's best value
-    counts; else the metric that decides the best checkpoint (`best` in model.py)"""
+    """metric to optimize, by its name in metrics.jsonl; the best value of a trial counts; default:
+    the metric that decides the best checkpoint (`best` in model.py)"""
     direction: Literal["maximize", "minimize"] | None = None
     """whether to look for the largest or the smallest value; required with --metric"""
     pruner: Literal["median", "hyperband", "none"] = "median"
     """method that ends a trial early if it is worse than others at the same validation"""
     unpruned: int = 5
-    """number of trials that must be complete before the median pruner ends any"""
+    """number of trials that must be complete before the median pruner ends a trial"""
 
 
 def search(own: Sequence[str], launch: Sequence[str]) -> int:
@@ -88,7 +89,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
 
 
 def _with_metric(flags: Flags) -> Flags:
-    """Return the flags with the metric of model.py, unless they name one."""
+    """Return the flags, with the metric of model.py if they name none."""
     if flags.metric and flags.direction:
         return flags
     if flags.metric or flags.direction:
@@ -101,7 +102,7 @@ def _with_metric(flags: Flags) -> Flags:
 
 
 def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
-    """Return the study; create it if there is none.
+    """Return the study; create it if it does not exist.
 
     Raises:
         UsageError: the study was started with another metric or direction.
@@ -135,16 +136,16 @@ def open_study(flags: Flags, settings: Settings, folder: Path) -> optuna.Study:
 
 
 class Progress:
-    """Reports the validations of a trial to Optuna, as the training writes them.
+    """Reports the validations of a trial to Optuna while the training writes them.
 
     Args:
         trial: the trial.
-        path: its run's metrics.jsonl.
-        flags: with the metric.
+        path: path of metrics.jsonl in the trial's run folder.
+        flags: flags with the metric.
 
     Attributes:
-        values: of the metric, one for each validation.
-        names: of all metrics in the file.
+        values: values of the metric, one for each validation.
+        names: names of all metrics in the file.
     """
 
     def __init__(self, trial: Trial, path: Path, flags: Flags) -> None:
@@ -168,7 +169,7 @@ class Progress:
         lines = read_lines(self.path)
         self.names = set().union(*lines)
         self.values = [line[self.flags.metric] for line in lines if self.flags.metric in line]
-        # Validations are numbered, since steps differ between trials with other batch sizes.
+        # Count validations, because steps differ between trials with different batch sizes.
         new = {n: v for n, v in enumerate(self.values, 1) if n not in self.reported}
         for number, value in new.items():
             self.trial.report(value, number)
@@ -215,7 +216,7 @@ def conclude(trial: Trial, code: int, pruned: bool, progress: Progress) -> None:
 
 
 def report(study: optuna.Study, folder: Path, metric: str) -> int:
-    """Name the best trial; return 1 if all failed."""
+    """Log the best trial; return 1 if all trials failed, else 0."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     if running:
         log.info("%d trial(s) still run in other jobs", len(running))

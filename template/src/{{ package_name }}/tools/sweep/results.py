@@ -1,4 +1,4 @@
-"""Writes the results of a study: its best settings as a file for train, a plot of its trials."""
+"""Writes the results of a study: the best settings as a file for `train`, and a plot of trials."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,12 +25,12 @@ OWN = ("config", "run_dir", "resume", "world_size", "dry_run")
 
 
 def write(study: optuna.Study, folder: Path, metric: str) -> None:
-    """Write best.yaml, which `train --config` takes, and study.png to the study's folder."""
+    """Write best.yaml (for `train --config`) and study.png to the study's folder."""
     if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         run = folder / run_name(study.best_trial.number)
         settings = read_yaml(run / "config.yaml")
         kept = {name: value for name, value in settings.items() if name not in OWN}
-        # A trial's experiment is the study.
+        # The experiment of a trial is the study, which is not a setting to keep.
         kept["experiment"] = Settings.parse([]).experiment
         title = f"# The settings of {run.name}: {metric} {study.best_value:.4f}\n"
         write_atomically(folder / "best.yaml", title + yaml.safe_dump(kept, sort_keys=False))
@@ -73,7 +73,7 @@ def picture(study: optuna.Study, metric: str) -> "Figure":
 
 
 def _show(axes: "Axes", trials: Sequence[FrozenTrial], places: Sequence[float]) -> None:
-    """Draw a mark for each trial; a failed trial has no value, so its mark is on the axis."""
+    """Draw a mark for each trial. A failed trial has no value, so its mark is on the axis."""
     for state, mark, label in (
         (TrialState.COMPLETE, "o", "complete"),
         (TrialState.PRUNED, "v", "pruned"),

@@ -17,7 +17,7 @@ from ...settings import Settings
 
 
 def search_space(path: Path) -> dict[str, BaseDistribution]:
-    """Return the search space of a file: for each setting a list of choices, or low and high.
+    """Return the search space in a file: for each setting, a list of choices, or low and high.
 
     Raises:
         UsageError: the file can't be read, or a setting or a value in it is wrong.

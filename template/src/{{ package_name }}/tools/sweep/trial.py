@@ -1,4 +1,4 @@
-"""Runs one trial: starts a training in a new process, and stops it early if required."""
+"""Runs one trial: starts a training in a new process, and stops it early if needed."""
 
 import os
 import signal
@@ -14,22 +14,22 @@ from ...engine.ranks.signals import StopRequest
 def run(
     command: Sequence[str], stop: StopRequest, unwanted: Callable[[], bool] = lambda: False
 ) -> tuple[int, bool]:
-    """Run a training to its end; stop it after a signal, or once it is unwanted.
+    """Run a training to its end; stop it after a signal, or when it is unwanted.
 
     It runs in a new session, so that it does not get Ctrl-C twice.
 
     Args:
         command: the launch command with all flags.
         stop: set by the signals of this process.
-        unwanted: asked twice a second whether the training should stop.
+        unwanted: called twice a second; it returns whether the training should stop.
 
     Returns:
-        Its exit code, and whether it was stopped because it was unwanted.
+        The exit code, and whether the training was stopped because it was unwanted.
     """
     # SWEEP_TRIAL allows --run-dir in a job array: each trial has its own run folder.
     env = {**os.environ, "SWEEP_TRIAL": "1"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
-    # On TERM, srun kills the ranks, and it does not pass on INT; torchrun passes on TERM.
+    # On SIGTERM, srun kills the ranks, and it does not pass on SIGINT. torchrun passes on SIGTERM.
     number = signal.SIGUSR2 if Path(command[0]).name == "srun" else signal.SIGTERM
     told = dropped = False
     while True:

@@ -24,7 +24,7 @@ from ...engine.run.status import KINDS
 
 Owner = Mapping[str, Any]
 
-SILENCE = 600  # seconds; a trial that writes nothing for longer has no worker any more
+SILENCE = 600  # seconds; if a trial writes nothing for longer, its worker has ended
 
 
 class TrialLocks:
@@ -46,7 +46,7 @@ class TrialLocks:
         }
 
     def next(self, space: Mapping[str, BaseDistribution], wanted: int) -> Trial | None:
-        """Return a trial whose worker has ended, else a new one; None if there are enough."""
+        """Return a trial whose worker has ended, or a new trial, or None if there are enough."""
         left = self._left_behind()
         with self._alone():
             trials = self.study.get_trials(deepcopy=False)
@@ -102,7 +102,7 @@ class TrialLocks:
         return _is_silent(trial, self.folder / run_name(trial.number))
 
     def _jobs(self, wanted: set[str]) -> set[str] | None:
-        """Return the jobs that Slurm still knows, None if it gives no reliable answer."""
+        """Return the jobs that Slurm still knows, or None if it gives no reliable answer."""
         mine = str(self.me["job"] or "")
         if not mine or not wanted:
             return None

@@ -1,7 +1,7 @@
 """Runs trials with settings that Weights & Biases chooses.
 
-W&B's agent asks the server for the settings of each trial, and starts this module with them, by
-`command` in configs/sweep.yaml. The module starts the launch command with these settings:
+W&B's agent asks the server for the settings of each trial. It starts this module with them, as
+`command` in configs/sweep.yaml says. The module starts the launch command with these settings:
 
     sweep ── wandb agent ── this module, for one trial ── srun ── all ranks
 """
@@ -36,7 +36,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
         launch: the command that starts a training.
 
     Raises:
-        UsageError: no name of a sweep, no launch command, or a mistake in the settings.
+        UsageError: no sweep is named, no launch command, or a mistake in the settings.
     """
     if own[:1] in (["-h"], ["--help"]):
         print(f"usage: {USAGE}")
@@ -67,7 +67,7 @@ def _run_agent(sweep: str, job: "Job", stop: StopRequest) -> int:
     """Run W&B's agent, and return its exit code."""
     agent = subprocess.Popen(
         [sys.executable, "-m", "wandb", "agent", sweep],
-        # The agent kills a trial this many seconds after W&B has stopped it: the trial saves first.
+        # Seconds between W&B's stop of a trial and its kill by the agent. The trial saves in them.
         env={"WANDB_AGENT_KILL_DELAY": "600", **os.environ, **job.as_environment()},
         start_new_session=True,
         preexec_fn=_ignore_all_but_interrupts,
@@ -80,14 +80,14 @@ def _run_agent(sweep: str, job: "Job", stop: StopRequest) -> int:
             if stop.received:
                 job.leave()
             if job.is_leaving() and not told:
-                # The agent starts no other trial, and waits for the running one.
+                # After SIGINT, the agent starts no other trial, and waits for the running one.
                 agent.send_signal(signal.SIGINT)
                 told = True
                 job.agent_is_told()
 
 
 def _ignore_all_but_interrupts() -> None:
-    # Slurm signals every process. A second signal would make the agent kill its trial.
+    # Slurm signals every process of the job. A second signal would make the agent kill its trial.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -164,9 +164,9 @@ def trial(argv: Sequence[str]) -> int:
         log.info("W&B stopped the trial %s", run_dir.name)
         code = 0
     elif code == EXIT_CODE:
-        # Slurm signalled only the ranks, because the time limit is near.
+        # Slurm has signalled only the ranks, because the time limit is near.
         job.leave()
-        # If the trial ended first, the agent would report it as done, and ask for another.
+        # Otherwise the agent would report the trial as finished, and ask for another one.
         job.wait_for_agent()
     job.ended(code)
     return code
