@@ -125,8 +125,8 @@ def run() -> None:
     except SignalException as error:
         codes = codes or {128 + error.sigval}
     except RendezvousError as error:
-        # If there are exit codes, the ranks of the first node ended earlier, and so did its
-        # torchrun. This is no error of the meeting.
+        # If there are exit codes, the ranks and the torchrun of the first node have ended before.
+        # Then the meeting itself has not failed.
         if not codes:
             why = str(error.__cause__ or type(error).__name__).partition("\n")[0]
             here = socket.gethostname()
