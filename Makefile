@@ -1,32 +1,32 @@
 # Works on a fresh machine with python3 (3.10 or newer), make and git; `make` alone lists the targets.
 
-# The build of PyTorch, and the address to take it from where pip's own is not the one you want.
+# The build of PyTorch, and the index that has it, if not pip's usual one.
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 PYTEST_ARGS ?=
-# Processes of the tests: more than cores, as tests wait for Slurm and trackers as often as they compute.
+# More test processes than cores, because tests often wait for Slurm and trackers.
 PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(PYTHON) -m pytest --numprocesses $(PROCESSES) --dist worksteal
-# The PyTorch that test-torch runs with: oldest, newest, or a version such as 2.9.1. The first two are what
-# template/pyproject.toml.jinja allows and names as tested.
+# The PyTorch of test-torch: oldest, newest, or a version such as 2.9.1. The oldest allowed version and the
+# newest tested one are in template/pyproject.toml.jinja.
 TORCH_VERSION ?= newest
 named = $(shell sed -nE 's/^ *(tested = \[)?"torch$(1)([0-9.]+)".*/\2/p' template/pyproject.toml.jinja)
 torch-oldest = torch==$(call named,>=).0
 torch-newest = torch<$(call named,<)
-# The tests that depend on PyTorch most.
+# The tests that depend most on PyTorch.
 TORCH_TESTS := tests/render/test_types.py $(addprefix tests/run/test_,$(addsuffix .py, \
 	check_comm data evaluate examples flops foreign_files hooks launch learner profile recipes resume saving \
 	step_totals strategy torch_names torch_versions))
-# The version that test-slurm runs with, or all.
+# The Slurm version of test-slurm, or all.
 SLURM ?= 26.05
 SLURM_VERSIONS := 23.11 24.11 25.11 26.05
 ARGS ?=
 
 export TORCH TORCH_INDEX PYTHON3 OTHER_PYTHON
-# Python would compile torch and its compiler at every start: four seconds instead of two, for each rank.
+# Without compiled files, Python compiles torch at every start: four seconds instead of two, for each rank.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-all test-slurm test-torch torch-tests coverage lint docs benchmarks clean
@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
 
-demo: ## scaffold a project in .demo/ and train it on two CPU ranks
+demo: ## make a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
 test: lint docs ## check this repository: linters and links, then the tests that a change should pass
@@ -56,7 +56,7 @@ test-slurm-%: .venv/ready
 	scripts/with-slurm.sh $* $(PYTEST) tests/slurm -m 'not slow' $(PYTEST_ARGS)
 
 coverage: export COVERAGE_FOLDER := $(CURDIR)/.coverage
-coverage: .venv/ready ## run the tests, and say which lines of what is rendered none of them ran
+coverage: .venv/ready ## run the tests, and list the rendered lines that no test runs
 	rm -rf $(COVERAGE_FOLDER)
 	mkdir $(COVERAGE_FOLDER)
 	-COVERAGE_PROCESS_START=$(CURDIR)/tests/coverage/settings.ini BASH_ENV=$(CURDIR)/tests/coverage/trace.sh \
@@ -75,11 +75,11 @@ docs: .docs/venv/ready ## build the site of all pages in .docs/site; a broken li
 	NO_MKDOCS_2_WARNING=1 .docs/venv/bin/python -m mkdocs build --strict
 	@echo 'Open .docs/site/index.html in a browser.'
 
-benchmarks: .venv/with-peers ## measure the trainer beside its peers; ARGS chooses what
+benchmarks: .venv/with-peers ## compare the trainer with others; ARGS chooses what to measure
 	$(PYTHON) -m benchmarks $(ARGS)
 
-# torch comes first: the packages that ask for it then leave the build alone that was chosen. Python
-# compiles what is imported; to compile all of it takes a minute more.
+# torch comes first, so that other packages keep the chosen build. --no-compile saves a minute: Python
+# compiles modules when it imports them.
 $(VENV)/ready: pyproject.toml
 	$(PYTHON3) -m venv $(VENV)
 	$(PYTHON) -m pip install --upgrade 'pip>=25.1'

@@ -1,4 +1,4 @@
-"""How long a checkpoint holds up the loop, beside the time of a step."""
+"""How long a checkpoint holds up the loop, compared with the time of a step."""
 
 import json
 import tempfile
@@ -14,7 +14,7 @@ EXAMPLE, LARGE = (600, 100), (12, 4)  # steps, and steps between checkpoints
 
 
 def measure(setting: Setting, repeats: int) -> Iterator[Comparison]:
-    """Compare what is written behind the training with what it waits for, for both strategies."""
+    """Compare, for each strategy, saves in a thread with saves that the loop waits for."""
     for name, megabytes in SIZES.items():
         for strategy in ("ddp", "fsdp"):
             yield _compare(setting, repeats, name, megabytes, strategy)
@@ -33,7 +33,7 @@ def _compare(
 
     figures = in_turns(
         {
-            "written behind the training": lambda: held_up(False),
+            "written during the training": lambda: held_up(False),
             "written at once": lambda: held_up(True),
             "the same without fsync": lambda: held_up(True, synced=False),
         },
@@ -47,7 +47,7 @@ def _compare(
         target="less than a step",
         limit=1,
     )
-    comparison.met = comparison.ratios["written behind the training"] < 1
+    comparison.met = comparison.ratios["written during the training"] < 1
     return comparison
 
 
@@ -57,7 +57,7 @@ def median_milliseconds(
     """Return the milliseconds of a `step` and of a `save` in one training.
 
     Args:
-        setting: as everywhere.
+        setting: the settings of the measurement.
         megabytes: of a larger network's parameters; 0 for the example's network.
         strategy: ddp or fsdp.
         at_once: write while the training waits.

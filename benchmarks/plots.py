@@ -1,4 +1,4 @@
-"""Draws the results: `python -m benchmarks.plots RESULTS.json...` makes pictures beside each."""
+"""Draws the results: `python -m benchmarks.plots RESULTS.json...` makes pictures next to each."""
 
 import json
 import math
@@ -114,7 +114,7 @@ def _draw_ratio(axes: Axes, row: int, ratio: float, color: str) -> None:
 
 
 def main(paths: list[str]) -> None:
-    """Draw what each file of results holds, beside it: NAME-growth.png, NAME-ratios.png."""
+    """Draw each file of results as pictures next to it: NAME-growth.png, NAME-ratios.png."""
     for path in map(Path, paths):
         results = json.loads(path.read_text("utf-8"))
         kinds = [set(each) for each in results["comparisons"].values()]

@@ -41,7 +41,7 @@ class Setting:
 
 @cache
 def project(*trackers: str, **answers: str) -> Path:
-    """Return a project with default answers but for these; its package is `demo`."""
+    """Return a project with default answers except these; its package is `demo`."""
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"
     chosen = {"trackers": list(trackers)} if trackers else {}
     copier.run_copy(
@@ -88,7 +88,7 @@ def train(setting: Setting, *flags: str, folder: Path | None = None) -> Path:
 
 
 def peer(setting: Setting, name: str, folder: Path | None = None, **options: object) -> float:
-    """Run a contestant beside a project's package and return its figure."""
+    """Run a contestant next to a project's package and return its figure."""
     return figures(setting, name, folder, **options)["figure"]
 
 

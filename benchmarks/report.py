@@ -41,7 +41,7 @@ def table(name: str, results: Mapping[str, Any]) -> str:
         f"**{name}**: {gpu}{machine['processor']}, {machine['cores']} cores, "
         f"Python {machine['python']}, PyTorch {machine['torch']}",
         "",
-        f"![Ratios of this project and of others to a baseline]({RESULTS.name}/{name}-ratios.png)",
+        f"![Ratios of this project and other programs]({RESULTS.name}/{name}-ratios.png)",
         "",
         "| | this project | baseline | ratio | target | others, as ratios |",
         "|---|--:|--:|--:|---|---|",

@@ -25,7 +25,7 @@ Figures = Mapping[str, float | str]
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare by seconds until the next batch; say by notes what came of it."""
+    """Compare by seconds until the next batch; note the results."""
     told: dict[str, list[Figures]] = {}
     with tempfile.TemporaryDirectory(prefix="jpegs-") as folder:
         images = jpegs.write(Path(folder), SHARDS, EACH, EDGE)

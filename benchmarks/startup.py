@@ -34,7 +34,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         notes=["torchrun's own start is in all of them."],
     )
     with_ddp = Comparison(
-        title="From the command to the first step, beside DDP's own",
+        title="From the command to the first step, compared with plain DDP",
         unit="s",
         baseline="import torch, join, make DDP and SGD",
         figures={

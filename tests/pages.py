@@ -40,7 +40,7 @@ def commands(text: str) -> list[Command]:
 
 
 def links(text: str) -> list[str]:
-    """Return where a page's links point to, but for those to other sites."""
+    """Return where a page's links point to, except links to other sites."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", prose)
     return [target for target in targets if not target.startswith("https://")]

@@ -52,7 +52,7 @@ SCRATCH = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.
 
 
 def copy_template(folder: Path) -> Path:
-    """Copy the template as it stands in the working tree, without its history."""
+    """Copy the template as it is in the working tree, without its history."""
     folder.mkdir(parents=True)
     shutil.copy(TEMPLATE / "copier.yml", folder)
     for name in ("examples", "hooks", "template"):
@@ -62,7 +62,7 @@ def copy_template(folder: Path) -> Path:
 
 
 def render_project(folder: Path, **answers: object) -> Path:
-    """Render the template, as it stands in the working tree, to a folder; return the folder."""
+    """Render the template, as it is in the working tree, to a folder; return the folder."""
     data = {"package_name": "demo", **answers}
     with cached():
         copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, vcs_ref="HEAD", quiet=True)

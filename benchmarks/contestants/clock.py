@@ -21,7 +21,7 @@ def device() -> torch.device:
 
 
 class Clock:
-    """Times the steps behind the warm-up, and prints images per second of all ranks.
+    """Times the steps after the warm-up, and prints images per second of all ranks.
 
     Attributes:
         total: steps to take, those of the warm-up among them.

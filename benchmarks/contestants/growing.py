@@ -80,7 +80,7 @@ class Rank0(train.Trainer):
 
     def train_step(self, *arguments: object) -> None:
         if not self.position.step:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, behind set-up's
+            Path("/proc/self/clear_refs").write_text("5")  # measure the peak again, without set-up
         super().train_step(*arguments)
 
 

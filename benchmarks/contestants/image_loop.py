@@ -95,7 +95,7 @@ def hugging_face() -> Batches:
 
 
 def decoded() -> Iterator[None]:
-    """Do nothing but decode, cut out and mirror what is in memory: the limit."""
+    """Only decode, crop and mirror images that are in memory: the limit."""
     contents = [path.read_bytes() for path in sorted(FOLDER.glob("*/*.jpg"))[:2000]]
     while True:
         for first in range(0, len(contents) - batch_size(), batch_size()):

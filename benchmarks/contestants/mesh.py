@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 SIZE = int(os.environ["WORLD_SIZE"])
-VOTES, PARKED = 9, 0.05  # seconds in which all but one rank come to wait
+VOTES, PARKED = 9, 0.05  # seconds until all ranks except one wait
 
 
 def main() -> None:

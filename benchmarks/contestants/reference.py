@@ -15,7 +15,7 @@ from workload import clip, digits, loss, network, optimizer
 
 
 class Pictures(Dataset):
-    """MNIST as torchvision has it: an image, to a tensor, normalised."""
+    """MNIST as torchvision has it: an image, to a tensor, normalized."""
 
     def __init__(self) -> None:
         self.pixels, self.labels = digits()

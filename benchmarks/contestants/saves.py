@@ -1,6 +1,6 @@
 """How long the loop is held up by a checkpoint; of the example or of a larger network.
 
-Writes down the median milliseconds of a step, and of a save but for the first, which makes room.
+Records the median milliseconds of a step, and of a save without the first, which allocates memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from demo.engine.ranks.signals import StopRequest
 from demo.settings import Settings
 from torch import Tensor, nn
 
-AT_ONCE = bool(os.environ["BENCHMARK_AT_ONCE"])  # or behind the training
+AT_ONCE = bool(os.environ["BENCHMARK_AT_ONCE"])  # or during the training, in a thread
 SYNCED = bool(os.environ["BENCHMARK_SYNCED"])  # or left to the system
 MEGABYTES = int(os.environ["BENCHMARK_MEGABYTES"])  # of parameters; 0: the example
 

@@ -1,7 +1,7 @@
 """Write the installed versions to constraints.txt. `make setup` then installs the same versions.
 
-Local versions, such as +cpu, are left out, so that the file fits every build of PyTorch. Packages of
-conda are left out too, because pip must not replace them.
+Local versions, such as +cpu, are left out, so that the file fits every build of PyTorch. Packages
+of conda are left out too, because pip must not replace them.
 """
 
 import json
@@ -20,7 +20,7 @@ TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the packages that pip or uv installed, by name, without the project."""
+    """Return the versions of packages that pip or uv installed, by name, without the project."""
     versions = {}
     for package in distributions(path=list({*map(sysconfig.get_path, ("purelib", "platlib"))})):
         installer = (package.read_text("INSTALLER") or "").strip()

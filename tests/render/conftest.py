@@ -15,7 +15,7 @@ from renderer import Renderer, copy_template
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --update-golden."""
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files again")
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
         (root / "slurm/common.sh").read_text().replace("${1:-} == 1", "${1:-} == 2")
     )
     assert code_of(project, "1", SLURM_RESTART_COUNT="1") == code
-    assert not list(root.glob("logs/code-*")), "another job may have the number some day"
+    assert not list(root.glob("logs/code-*")), "another job may get the number later"
     assert len(os.listdir(root / ".snapshots")) == 1
     assert project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID="3")[0] == 1
 

@@ -12,7 +12,7 @@ Answers = dict[str, Any]
 MODES = ("cpu", "single_node", "multi_node")
 TRACKERS = ("tensorboard", "wandb", "aim", "mlflow", "trackio")
 SERVERS = ("tensorboard", "aim", "mlflow", "trackio")
-# Images of others: a file that Apptainer takes, and a name that pyxis understands.
+# Existing images: a file for Apptainer, and a name for pyxis.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]
 # The commands that answers choose, and their modules.
@@ -359,7 +359,7 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True, order=True)
 class Tree:
-    """What src/ and configs/ of a project depend on, but for names and paths in the settings."""
+    """What src/ and configs/ of a project depend on, except names and paths in the settings."""
 
     example: str
     tools: tuple[str, ...]
@@ -381,7 +381,7 @@ class Tree:
 
     @property
     def trained(self) -> "Tree":
-        """A tree with the same modules, but for those that a training does not read."""
+        """A tree with the same modules, except those that a training does not read."""
         return Tree(self.example, (), self.trackers, (), "none", "venv")
 
     def answers(self) -> Answers:

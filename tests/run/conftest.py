@@ -34,7 +34,7 @@ QUICK = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of the default answers, but for torchrun: its code serves both launchers.
+    """A project with the default answers except torchrun: its code serves both launchers.
 
     Its network is small. Its package can be imported as `demo`.
     """
@@ -171,7 +171,7 @@ def fork_server() -> ForkServer:
 def spawn(
     project: Path, run_dir: Path, commands: Sequence[list[str]], envs: Sequence[dict[str, str]]
 ) -> Job:
-    """Start commands beside each other, each in a process group of its own."""
+    """Start commands at the same time, each in its own process group."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     logs = [run_dir.with_name(f"{run_dir.name}.{number}.log") for number in range(len(commands))]
     processes: list[subprocess.Popen | Fork] = []

@@ -1,6 +1,6 @@
 """Starts ranks from a process that has imported torch: a start takes milliseconds, not seconds.
 
-A rank that is started so is a fork which then does what `python -m demo train` does. Tests of the
+Such a rank is a fork, which then does the same as `python -m demo train`. Tests of the
 start itself, and all of tests/slurm, start interpreters.
 """
 

@@ -6,7 +6,7 @@ shows a folder at another place, as a node would see it that mounts it over a ne
 such process is a second node. After NFS (RFC 1813 and the man page nfs(5)):
 
 - What is written to a file is seen elsewhere once it is closed or synced (close-to-open).
-- Names, sizes and times are looked up again after SECONDS only, and so is what was not there.
+- Names, sizes and times are looked up again only after SECONDS; missing files, too.
 - A file that another node has removed or replaced is stale for those that read it (ESTALE).
 - LOCKS: `own`, each node sees its own alone (nolock, local_lock); `none`, they fail (ENOLCK).
 """

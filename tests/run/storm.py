@@ -61,7 +61,7 @@ class Storm:
         faults: to hit the disk and the clock as well.
 
     Attributes:
-        told: what was done, and what came of it, one line for each.
+        told: what was done, and its result, one line for each.
         ends: how often the training ended with which exit codes.
     """
 

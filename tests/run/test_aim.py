@@ -26,7 +26,7 @@ AIM = Path(sys.executable).with_name("aim")
 
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests out of a repository of whoever runs them."""
+    """Keep the tests out of the user's repository."""
     monkeypatch.delenv("AIM_REPO", raising=False)
 
 

@@ -24,7 +24,7 @@ FOREIGN = {
 }
 # Noon of Wednesdays, in the weeks 1 and 2 of 2026.
 FIRST, SECOND = 1_767_787_200 - 7 * 86400, 1_767_787_200
-# What sacct of Slurm 22.05 said, but for the times, of jobs on nodes that drew 1000 W each: one
+# The output of sacct in Slurm 22.05, with other times, for jobs on nodes that drew 1000 W each: one
 # that ended well after some steps; one that was requeued, whose second start has a step `extern`;
 # one that lost a rank. Then a job that runs, and one that waits.
 SACCT = f"""\
@@ -227,7 +227,7 @@ def test_folders_that_can_not_be_read_are_counted(project: Path, tmp_path: Path)
     write_run(root / "a/1", usage_of(FIRST, 3600))
     write_run(root / "a/2", usage_of(FIRST, 3600)).chmod(0)
     write_run(root / "b/3", usage_of(FIRST, 3600)).parent.chmod(0)
-    # Root reads everything, but for this.
+    # Without these capabilities, root cannot read everything.
     dropped = "-dac_override,-dac_read_search"
     as_user = ["setpriv", f"--bounding-set={dropped}"] if os.geteuid() == 0 else []
     done = subprocess.run(

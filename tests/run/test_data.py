@@ -87,7 +87,7 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
         seen.update(mine)
         orders.append(mine)
     assert set(seen) == set(range(28 * 10)) and set(seen.values()) == {1}
-    # Shuffled within and between shards, anew in each epoch, and the same each time.
+    # Shuffled within and between shards, in another order each epoch, and the same in each run.
     batches = Loader(_stream(), 10, 0, ranks, seed=1, workers=workers)
     again = [int(number) for _, batch in batches.epoch(0) for number in batch]
     other = [int(number) for _, batch in batches.epoch(1) for number in batch]
@@ -229,7 +229,7 @@ def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: s
 
 
 def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> None:
-    """A thread of the rank may hold any lock when workers start; a copy would wait for ever."""
+    """A thread of the rank may hold any lock when workers start; a copy would wait forever."""
 
     batches = Loader(_stream(), 10, 0, 1, seed=1, workers=2)
     with LOCK:
@@ -297,7 +297,7 @@ def _stream():  # noqa: ANN202 - its type is the project's
 
 def _read(shard: int) -> Iterator[int]:
     """Shard n has 10 × (n + 1) samples."""
-    assert not LOCK.locked(), "this process would wait for ever"
+    assert not LOCK.locked(), "this process would wait forever"
     first = 10 * shard * (shard + 1) // 2
     yield from range(first, first + 10 * (shard + 1))
 
@@ -527,7 +527,7 @@ def test_workers_for_the_cpus_of_a_rank(
 
 
 def test_workers_end_with_their_rank(project: Path, tmp_path: Path) -> None:
-    """They ignore signals. Python, which would ask them by one to end, would wait for ever."""
+    """They ignore signals. Python would send them one to end them, and would wait forever."""
     srun(project, tmp_path / "run", 1, "--workers=1", "--max-steps=2").wait()
 
 

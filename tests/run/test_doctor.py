@@ -429,7 +429,7 @@ def test_the_state_of_aim_is_named_and_a_package_that_breaks_it(
 
 
 def nodes(place: Place, *envs: Mapping[str, str], code: int, count: int = 2) -> list[str]:
-    """Return the lines of a job whose nodes differ as given, but for how fast they seem to be."""
+    """Return the lines of a job whose nodes differ as given, except those about their speed."""
     returned, found = place.nodes(*envs, count=count)
     assert returned == code, found
     assert not list(place.project.glob("runs/.doctor*"))

@@ -361,7 +361,7 @@ def test_ranks_are_read_from_the_environment(
         # An interactive shell that salloc started is a step, but not one of srun's tasks.
         ({"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"}, "put srun in front"),
         ({"SLURM_STEP_ID": "-6", "SLURM_NTASKS": "4"}, "put srun in front"),
-        # Nor is the batch shell, which is a step from Slurm 26.05 on.
+        # The batch shell is not a rank either. Since Slurm 26.05, it is a step.
         ({"SLURM_STEP_ID": "-5", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "put srun in front"),
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is missing"),

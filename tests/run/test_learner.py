@@ -180,18 +180,18 @@ class Adversaries(Learner):
         updater.update(self.critic_loss, "critic")
         updater.update(self.maker_loss, "maker")
 
-    def criticise(self, networks, x, y):
+    def criticize(self, networks, x, y):
         return networks["critic"](torch.cat([x, y], dim=1))
 
     def critic_loss(self, networks, batch):
         x, y = batch["x"], batch["y"][:, None]
-        real = self.criticise(networks, x, y)
-        made = self.criticise(networks, x, networks["maker"](x).detach())
+        real = self.criticize(networks, x, y)
+        made = self.criticize(networks, x, networks["maker"](x).detach())
         return F.softplus(-real).mean() + F.softplus(made).mean()
 
     def maker_loss(self, networks, batch):
         x = batch["x"]
-        return F.softplus(-self.criticise(networks, x, networks["maker"](x))).mean()
+        return F.softplus(-self.criticize(networks, x, networks["maker"](x))).mean()
 
     def measure(self, networks, batch):
         return {"distance": (networks["maker"](batch["x"])[:, 0] - batch["y"]).abs().sum()}
@@ -228,7 +228,7 @@ class Memory(nn.Module):
 
 
 class Remembering(Regression):
-    """Beside its network there is one that has a buffer alone."""
+    """A second network has only a buffer."""
 
     def build(self):
         return {"network": super().build(), "memory": Memory(self.settings.outputs)}

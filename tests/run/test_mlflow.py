@@ -54,7 +54,7 @@ class Reader:
 
 
 def train(project: Path, run_dir: Path, *flags: str, ranks: int = 1, **env: str) -> Job:
-    """Start a training that logs to MLflow, in runs/ beside its run folder."""
+    """Start a training that logs to MLflow, in runs/ next to its run folder."""
     root = f"--run-root={run_dir.parent / 'runs'}"
     return srun(project, run_dir, ranks, *SHORT, root, *flags, **env)
 

@@ -219,7 +219,7 @@ def test_mistakes(plot: ModuleType, tmp_path: Path, flags: list[str], message: s
 
 
 def test_what_is_drawn_as_a_mean_of_seeds(plot: ModuleType, tmp_path: Path) -> None:
-    """Runs of equal code and settings but for the seed, with all of them at least once."""
+    """Runs with the same code and the same settings except the seed, each at least once."""
 
     def labels(*runs: tuple[str, dict[str, object], str]) -> list[str]:
         root = tmp_path / str(len(os.listdir(tmp_path)))

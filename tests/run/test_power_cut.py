@@ -24,7 +24,7 @@ def test_files_and_names_are_synced_in_order(project: Path, tmp_path: Path, stra
     lines = (tmp_path / "trace").read_text().splitlines()
     calls = [(call, Path(name)) for call, _, name in (line.partition(" ") for line in lines)]
     saved = [i for i, (call, path) in enumerate(calls) if call == "rename" and path.suffix == ".pt"]
-    assert len(saved) == 3, "two, and the last once more behind its validation"
+    assert len(saved) == 3, "two, and the last one again after its validation"
     for start, end in zip([0, *saved], saved, strict=False):
         since, (_, path) = calls[start:end], calls[end]
         synced = [each.name for call, each in since if call == "fsync"]

@@ -59,7 +59,7 @@ def run(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.Comp
 def ask(tmp_path: Path) -> Ask:
     """Return what runs the probe on a recording, and returns the file and its answers.
 
-    The recording can be changed: `changes` are pairs of what stands there and what shall.
+    The recording can be changed: `changes` are pairs of an old and a new text.
     """
     tools = tmp_path / "bin"
     tools.mkdir()

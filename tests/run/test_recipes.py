@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md work as they stand there. Those for Slurm are in tests/slurm."""
+"""The recipes of docs/recipes.md work without changes. Those for Slurm are in tests/slurm."""
 
 import csv
 import gzip

@@ -490,7 +490,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(
 def test_a_stop_without_a_checkpoint_is_a_failure(
     project: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Otherwise the job would come back to begin anew, again and again."""
+    """Otherwise each requeue of the job would start the run from the beginning."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").touch()  # a file where a folder must be made
     job = srun(project, tmp_path / "run", 2, *LONG, f"--strategy={strategy}")

@@ -1,4 +1,4 @@
-"""Checkpoints are written behind the training, one at a time, and none is half written."""
+"""Checkpoints are written during the training, one at a time, and each is complete."""
 
 import errno
 import io

@@ -366,7 +366,7 @@ def test_pixi_makes_an_environment_that_jobs_run(tmp_path: Path) -> None:
 
 
 def test_a_pytorch_of_the_site_is_taken(tmp_path: Path) -> None:
-    """Its module names it in PYTHONPATH; what it lacks is installed beside it."""
+    """Its module puts it on PYTHONPATH. The environment gets the missing packages."""
     project = shrink(render_project(tmp_path / "demo", setup="full", trackers=[]))
     site = {"PYTHONPATH": sysconfig.get_path("purelib"), "PIP_NO_BUILD_ISOLATION": "0"}
     made(project, "setup", "SITE_PACKAGES=1", PYTHON3=sys.executable, **site)

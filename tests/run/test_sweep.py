@@ -81,7 +81,7 @@ def test_a_sweep_runs_trials_and_names_the_best(full_project: Path, tmp_path: Pa
     # The study is whole: a third start has nothing to do.
     assert sweep(full_project, tmp_path, "--study=mine").wait(PATIENCE) == 0
     assert sorted(path.name for path in folder.glob("trial-*")) == runs
-    # Its best settings, trained once more, give the same.
+    # Another training with its best settings gives the same.
     again = tmp_path / "again"
     train = ["demo", "train", f"--config={folder}/best.yaml", f"--run-dir={again}"]
     subprocess.run(

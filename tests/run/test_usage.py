@@ -65,7 +65,7 @@ def test_the_parts_are_the_whole(launch: Launch) -> None:
     assert seconds.pop("profile") == 0 and min(seconds.values()) > 0
     started = json.loads((job.run_dir / "attempts/1.json").read_text())["began"]
     assert attempt["began"] < started < attempt["until"] <= time.time()
-    # Both are of one clock, but for what comes after the last step.
+    # Both are from one clock, and differ only by the time after the last step.
     trained = job.summary["trained_seconds"]
     assert trained < seconds["steps"] + seconds["data"] < 1.3 * trained
     found = job.summary["usage"]
@@ -200,7 +200,7 @@ def test_all_attempts_count(project: Path, tmp_path: Path, ranks: int) -> None:
     killed.kill()
     last = srun(project, folder, ranks, *flags[:2], "--max-steps=35").wait()
     each, found = attempts(folder), last.summary["usage"]
-    # A stop looks once more at what the ranks used, which it did seconds ago.
+    # A stop measures the use of the ranks again, seconds after the last measurement.
     assert each[0]["ranks"][0]["seconds"] > each[0]["wall_seconds"] / 2
     assert [one["attempts"] for one in each] == [1, 1, 1]
     assert found["attempts"] == 3 and "in 3 attempts" in last.log

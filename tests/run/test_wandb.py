@@ -29,7 +29,7 @@ STEPS = list(range(5, 201, 5))
 
 @pytest.fixture(autouse=True)
 def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs this may have an account; nothing must be sent to it."""
+    """The user of the tests may have an account; nothing must be sent to it."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
 

@@ -1,7 +1,7 @@
 """A stand-in for W&B's server: the part of its GraphQL that `wandb sweep` and `wandb agent` use.
 
 It was made by looking at what wandb 0.31 asks, and what it makes of the answers. It hands out the
-trials that a test names, one after another, and says "exit" behind the last. A trial that ran when
+trials that a test names, one after another, and says "exit" after the last. A trial that ran when
 its agent fell silent comes first when another agent registers, as W&B does with preempted runs.
 There is no search in it, and it keeps nothing of the trials' own runs.
 

@@ -43,7 +43,7 @@ async def look(
     await page.goto(address)
     try:
         await page.get_by_text(text).filter(visible=True).first.wait_for(timeout=PATIENCE)
-        await page.wait_for_timeout(1000)  # for the curves beside it
+        await page.wait_for_timeout(1000)  # for the curves next to it
     finally:
         await page.screenshot(path=screenshot)
     print(await page.title())

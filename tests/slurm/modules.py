@@ -84,7 +84,7 @@ def everywhere(cluster: Cluster, *commands: str) -> None:
 
 
 def probe(make_project: MakeProject, names: str, **answers: object) -> Project:
-    """Render a project that loads some modules, whose ranks say what they find and no more."""
+    """Render a project that loads some modules, whose ranks only print what they find."""
     project = make_project(modules=names, **answers)
     python = project.root / ".venv/bin/python"
     python.unlink()

@@ -38,7 +38,7 @@ case $1 in
     *) exec "$@" ;;
 esac
 """
-# Slurm's own, which starts a step beside another when that one has all the memory that it wants.
+# Slurm's own srun. It starts a step while another one has all the memory that this one asks for.
 SRUN = """\
 #!/bin/bash
 [[ $* != *--overlap* ]] || sleep 0.5
@@ -125,7 +125,7 @@ def set_up(root: Path, files: Mapping[str, str]) -> None:
     kept |= {
         f"{name}/bin/python": PYTHON for name in (".venv", ".conda", ".pixi/env", "container/env")
     }
-    # The image of others that the sample answers name is not there.
+    # The existing image in the sample answers does not exist here.
     finished = "container/install.sh" in files and "container/apptainer.def" not in files
     site_sh = SITE_SH + files["slurm/site.sh"] + "export IMAGE=container/image.sif\n" * finished
     kept |= {"slurm/site.sh": site_sh, "stand-ins/apptainer": APPTAINER, "stand-ins/srun": SRUN}

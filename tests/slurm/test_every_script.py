@@ -16,7 +16,7 @@ from .jobs import ENDED
 from .stand_ins import Submitted, set_up, states
 
 NODES = 8  # in two racks: a sample answer asks for 4 in one
-# Modules of sample answers, beside those that all tests have.
+# Modules of sample answers, in addition to those that all tests have.
 MODULES = {"cuda/12.4": "setenv CUDA_HOME /no/cuda", "nccl/2.21": "prereq cuda"}
 
 

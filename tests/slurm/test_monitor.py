@@ -295,7 +295,7 @@ def test_jobs_log_to_aims_server(project: Project) -> None:
     assert (again["node"], again["certificate"]) == ("n3", record["certificate"])
     monitor(project, "stop")
     check_gone(project, record)
-    # Aim's own readers: its index is made anew, and the run is read from it.
+    # Aim's own readers make the index again, and read the run from it.
     python, folder = (".venv/bin/python", "-c"), "runs/seen"
     index = "from aim.cli.cli import cli_entry_point as aim; aim()"
     words = ("storage", f"--repo={folder}", "reindex", "--yes")

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md that need Slurm work as they stand there."""
+"""The recipes of docs/recipes.md that need Slurm work without changes."""
 
 import json
 import re

@@ -61,7 +61,7 @@ class Edits:
                 path.unlink()
 
     def update(self) -> None:
-        """Break what a job reads: its code, its settings, and the files beside its script."""
+        """Break what a job reads: its code, its settings, and the files of its script's folder."""
         for name, text in {
             "src/demo/model.py": BROKEN,
             "src/demo/engine/torchrun.py": BROKEN,
@@ -109,7 +109,7 @@ def test_a_job_that_comes_back_goes_on_with_its_code(project: Project) -> None:
         job.wait_for_restart()
         assert job.summary["global_step"] == STEPS and job.summary["resumed_from_step"] > 0
         check_kept(job)
-        # The folder's code, which this job shall run, is the broken one.
+        # This job runs the folder's code, which is broken.
         other = project.sbatch("slurm/train_cpu.sbatch", CODE_SNAPSHOT="0")
         assert other.wait().state == "FAILED" and "has changed since" in other.log
 

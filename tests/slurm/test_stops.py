@@ -201,7 +201,7 @@ def test_a_node_is_cut_off(
 HANGS = """
 
 class Model(Model):
-    \"\"\"Hangs for ever on rank 1, once.\"\"\"
+    \"\"\"Hangs forever on rank 1, once.\"\"\"
 
     calls = 0
 
@@ -356,8 +356,8 @@ def test_a_controller_that_is_busy_when_the_job_stops(
             lambda: not any(rank.is_running() for rank in ranks.values()),
             lambda: "the ranks do not leave",
         )
-        # The script has asked in vain, and pauses before it asks again. From 26.05 on it does not
-        # come so far: srun itself waits for the controller.
+        # Slurm did not answer the script, which pauses before it asks again. Since 26.05, srun
+        # itself waits for the controller.
         waits = "sleep" if cluster.version < "26.05" else "srun"
         wait_for(
             lambda: any(child.name() == waits for child in shell.children()),

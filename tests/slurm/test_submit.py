@@ -112,7 +112,7 @@ def test_the_same_command_works_in_an_interactive_allocation(projects: dict[str,
         ),
         cwd=project.root,
     )
-    # Each training in the allocation is a run of its own, even beside another.
+    # Each training in the allocation is its own run, even at the same time as another.
     runs = sorted((project.root / "runs/here").iterdir())
     assert runs[1].name == f"{runs[0].name}.1" and len(runs) == 2
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]

@@ -1,4 +1,4 @@
-"""What runs cost is what Slurm's accounts say of their jobs, but for seconds."""
+"""The costs of runs agree with Slurm's accounts of their jobs, except for seconds."""
 
 import csv
 import json
@@ -86,7 +86,7 @@ def attempts(job: Job) -> list[dict[str, Any]]:
 
 
 def check_hours(job: Job, row: dict[str, str], starts: list[dict[str, Any]]) -> None:
-    """Check a row of a run beside the starts of its job."""
+    """Compare a row of a run with the starts of its job."""
     for unit, column in (("cpu", "CPU_hours"), ("gres/gpu", "GPU_hours")):
         units = max(start[unit] for start in starts)
         slurms = sum(start["elapsed"] * start[unit] for start in starts) / 3600

@@ -302,7 +302,7 @@ def test_a_renamed_question_reads_the_old_answer(template: Path, tmp_path: Path)
 def test_a_renamed_choice_stays_chosen(
     template: Path, tmp_path: Path, question: str, answer: object, old: str, new: str
 ) -> None:
-    # A template of nothing but the question, since choices decide about so many files.
+    # A template with only the question, since choices decide about many files.
     (template / "template").rename(template / "unused")
     (template / "template").mkdir()
     answers_file = "template/{{ _copier_conf.answers_file }}.jinja"

@@ -70,7 +70,7 @@ def start(releases: Path, folder: Path, answers: Mapping[str, Any]) -> Path:
 def expected(
     releases: Path, folder: Path, project: Path, answers: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return an unedited project after its update: a fresh render, but for the files of its own."""
+    """Return an unedited project after its update: a fresh render, except its own files."""
     fresh = contents(render(releases, folder, answers, "v2.0.0"))
     return fresh | {path: (project / path).read_text() for path in own(project)}
 

@@ -25,7 +25,7 @@ def train(argv: Sequence[str]) -> int:
     from .settings import Settings
 
     settings = Settings.parse(argv, about="Train the model. ")
-    # First of all: the import of torch takes a second, and a signal must not kill the process then.
+    # Before the import of torch, which takes a second: a signal must not kill the process then.
     stop = StopRequest.install()
     from .trackers.dispatch import left_behind
     from .train import run
@@ -139,7 +139,7 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
         os.environ["PYTHONWARNINGS"] = f"{filters},ignore:resource_tracker:UserWarning".lstrip(",")
         code = find_command(name)(argv)
         if "triton" not in sys.modules:  # triton would report frozen objects as leaks, in 100 lines
-            gc.freeze()  # a faster exit: Python does not search all objects of torch once more
+            gc.freeze()  # a faster exit: Python does not search all objects of torch again
         sys.exit(code)
     except SystemExit as leaving:
         # An exit by the user's code is a failure. Exit code 75 follows a stop by a signal.
