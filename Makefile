@@ -29,7 +29,7 @@ export TORCH TORCH_INDEX PYTHON3 OTHER_PYTHON
 # Without compiled files, Python compiles torch at every start: four seconds instead of two, for each rank.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-slurm test-torch torch-tests coverage lint docs benchmarks clean
+.PHONY: help demo test test-all test-nightly test-slurm test-torch torch-tests coverage lint docs benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -37,11 +37,14 @@ help: ## list the targets
 demo: ## make a project in .demo/ and train it on two CPU ranks
 	@bash scripts/demo.sh
 
-test: lint docs ## check this repository: linters and links, then the tests that a change should pass
-	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+test: lint docs ## check a change in ten minutes: linters, links, renders of all variants, training, stops, updates
+	$(PYTEST) -m 'not full and not slow' $(PYTEST_ARGS)
 
-test-all: lint docs ## the same, with the slow tests
-	$(PYTEST) $(PYTEST_ARGS)
+test-all: test ## check all that a change must pass: the same, then Slurm (as root), trackers, containers
+	$(PYTEST) -m 'full and not slow' $(PYTEST_ARGS)
+
+test-nightly: test-all ## the same, then more launchers, strategies, signals and world sizes
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
 

@@ -1,17 +1,22 @@
-"""What all tests share: an option, and the variants, which take long to render."""
+"""What all tests share: an option, what each target runs, and the variants, rendered once."""
 
 import os
 import pickle
 import signal
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import pytest
 from classes import Classes, render_all
 from filelock import FileLock
 from renderer import Renderer, copy_template
+from tiers import is_full
 
 # It needs an environment with another PyTorch, which `make test-torch` makes.
 collect_ignore = [] if os.environ.get("OTHER_PYTHON") else ["run/test_torch_versions.py"]
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 # What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +55,45 @@ def pytest_make_collect_report(
     report = yield
     _fail_if_skipped(report, collector.config)
     return report
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the files that `make test` leaves out."""
+    for item in items:
+        if is_full(item.path):
+            item.add_marker("full")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make room for what is left out."""
+    config.stash[LEFT_OUT] = Counter()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what the options leave out, by the target that runs it."""
+    for item in items:
+        target = "test-nightly" if item.get_closest_marker("slow") else "test-all"
+        item.config.stash[LEFT_OUT][target] += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401
+    """Take the counts of the processes: each of them collects all tests."""
+    node.config.stash[LEFT_OUT] |= Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the counts of a process to the one that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:  # noqa: ANN401
+    """Say what was left out, and how to run it."""
+    if config.option.markexpr:
+        for target, tests in sorted(config.stash[LEFT_OUT].items()):
+            terminalreporter.write_line(f"left out: {tests} tests that `make {target}` runs")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pytest
 from classes import KINDS, Classes
 from questions import page
 from renderer import TEMPLATE, Renderer
+from tiers import FULL, is_full
 from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
 
 # The pages that projects carry are shown in docs/ as this one has them.
@@ -54,8 +55,18 @@ How they run it:
 - **Container definitions** are built by Apptainer, with stand-ins for the packages. One image is
   built with the real packages, and a training runs in it.
 
-`tests/render/classes.py` defines which content counts as the same. `tests/render/test_docs.py`
-makes this page.
+## What each target runs
+
+`make test` takes about ten minutes on two cores, and needs neither root nor Slurm. It renders every
+variant and reads what is rendered. It also trains, stops and resumes with DDP and FSDP, and updates
+projects. `make test-all` then runs the rest:
+
+{}
+`make test-nightly` adds the tests with the mark `slow`: more launchers, strategies, signals and
+numbers of ranks. On every push, CI runs `make test-all`.
+
+`tests/render/classes.py` defines which content counts as the same, and `tests/tiers.py` what `make
+test` leaves out. `tests/render/test_docs.py` makes this page.
 """
 # The page on Slurm is run line by line, and the recipes block by block.
 RUN_PAGES = ("docs/slurm.md", "docs/recipes.md")
@@ -162,11 +173,17 @@ def test_the_page_of_questions_is_current(render: Renderer, pytestconfig: pytest
 
 
 def test_the_page_of_variants_is_current(classes: Classes, pytestconfig: pytest.Config) -> None:
-    table = "| files | rendered | distinct, and run | test |\n|---|---|---|---|\n"
+    table = "| files | rendered | distinct, and run | test | target |\n|---|---|---|---|---|\n"
     for kind, found in classes.kinds.items():
         rendered = sum(each.count for each in found.values())
-        table += f"| {kind} | {rendered:,} | {len(found)} | `{KINDS[kind]}` |\n"
-    golden(pytestconfig, "variants.md", VARIANTS.format(len(classes.variants), table))
+        target = "test-all" if is_full(TEMPLATE / KINDS[kind]) else "test"
+        cells = (kind, f"{rendered:,}", str(len(found)), f"`{KINDS[kind]}`", f"`make {target}`")
+        table += f"| {' | '.join(cells)} |\n"
+    left_out = "| left out of `make test` | in `tests/` |\n|---|---|\n"
+    for reason, paths in FULL.items():
+        left_out += f"| {reason} | {', '.join(f'`{path}`' for path in paths)} |\n"
+    text = VARIANTS.format(len(classes.variants), table, left_out)
+    golden(pytestconfig, "variants.md", text)
 
 
 def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
