@@ -1,4 +1,4 @@
-"""What all tests share: an option, what each target runs, and the variants, rendered once."""
+"""Shared by all tests: the option --no-skips, and the variants, which take long to render."""
 
 import os
 import pickle
@@ -13,24 +13,23 @@ from filelock import FileLock
 from renderer import Renderer, copy_template
 from tiers import is_full
 
-# It needs an environment with another PyTorch, which `make test-torch` makes.
+# This test needs an environment with another PyTorch, which `make test-torch` makes.
 collect_ignore = [] if os.environ.get("OTHER_PYTHON") else ["run/test_torch_versions.py"]
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
-
-# What a script starts in the background ignores Ctrl-C, and so would all that the tests start.
+# A process that a script starts in the background ignores SIGINT (Ctrl-C). Without this line, the
+# processes that the tests start would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --no-skips, for CI: there, a test that did not run has not passed."""
+    """Add --no-skips, for CI, where each test must run."""
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure")
 
 
 def _fail_if_skipped(
     report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
 ) -> None:
-    """Turn a skip into a failure. An expected failure (xfail) reports as skipped too, and stays."""
+    """Turn a skip into a failure. An expected failure (xfail), also reported as skipped, stays."""
     if report.skipped and config.getoption("no_skips") and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
@@ -98,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(scope="session")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
-    """Every variant, with its files; rendered by the first process that wants it, for all."""
+    """All variants with their files, rendered once by the first process that needs them."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with FileLock(shared / "variants.lock"):

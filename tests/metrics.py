@@ -1,4 +1,4 @@
-"""The metrics of a run that may still be writing them."""
+"""Reads the metrics of a run that may still be training."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def read(run_dir: Path) -> list[dict[str, float]]:
-    """Return the whole lines of metrics.jsonl."""
+    """Return the complete lines of metrics.jsonl."""
     return [json.loads(line) for line in _whole_lines(run_dir)]
 
 
 def last_step(run_dir: Path) -> int:
-    """Return the last step that was logged, 0 if none was.
+    """Return the last step that was logged, or 0.
 
-    Tests ask it often: only a line is read as JSON.
+    Tests call this often, so it parses only one line as JSON.
     """
     lines = _whole_lines(run_dir)
     return json.loads(lines[-1])["step"] if lines else 0
@@ -32,7 +32,7 @@ def _whole_lines(run_dir: Path) -> list[str]:
 
 
 def reproducible(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without what depends on the machine's speed."""
+    """Return lines of metrics.jsonl without the metrics that depend on the machine's speed."""
     return [{name: value for name, value in line.items() if not measured(name)} for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Commands and files in Markdown pages, for the tests that run them."""
+"""Reads commands and files from Markdown pages, for the tests that run them."""
 
 import ast
 import re
@@ -19,8 +19,8 @@ class Command:
     """A command of a page.
 
     Attributes:
-        line: as it is typed.
-        needs: what it needs that the tests lack, as in "(needs a GPU)"; else empty.
+        line: the command as a user types it.
+        needs: what it needs and the tests lack, such as "a GPU" from "(needs a GPU)", or "".
     """
 
     line: str
@@ -40,26 +40,26 @@ def commands(text: str) -> list[Command]:
 
 
 def links(text: str) -> list[str]:
-    """Return where a page's links point to, except links to other sites."""
+    """Return the targets of a page's links, without links to other sites."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", prose)
     return [target for target in targets if not target.startswith("https://")]
 
 
 def anchors(text: str) -> set[str]:
-    """Return the names of a page's headings, as links have them."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def section(page: Path, title: str) -> str:
-    """Return what a page has below a heading of the second level."""
+    """Return the text of a page below a heading of the second level."""
     _, part = page.read_text("utf-8").split(f"\n## {title}\n")
     return part.partition("\n## ")[0]
 
 
 def put_hook(project: Path) -> Path:
-    """Add the hook of a project's docs/own-model.md to its model.py, and return the project."""
+    """Add the hook in a project's docs/own-model.md to its model.py; return the project."""
     page = section(project / "docs/own-model.md", "Call your code at events: hooks")
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     imports, method = example.split("\n\nclass Model(Learner):\n    ...\n")
@@ -71,7 +71,7 @@ def put_hook(project: Path) -> Path:
 
 
 def put_example(project: Path, title: str) -> Path:
-    """Write the files of an example of a project's page to the project, and return it."""
+    """Write the files of an example in a project's page to the project; return the project."""
     for name, block in BLOCK.findall(section(project / "docs/examples.md", title)):
         path = project / name
         above, below, _ = path.read_text().partition("\ndataset:")
@@ -79,7 +79,7 @@ def put_example(project: Path, title: str) -> Path:
     return project
 
 
-# What docs/recipes.md says to import for its code.
+# The import that docs/recipes.md asks for.
 HOOKS = "from .engine import Training\n"
 
 
@@ -88,8 +88,8 @@ class Recipe:
     """A section of a project's docs/recipes.md.
 
     Attributes:
-        text: without its heading.
-        project: the project `demo` that has the page.
+        text: text of the section without its heading.
+        project: the project `demo` that contains the page.
     """
 
     text: str
@@ -100,7 +100,7 @@ class Recipe:
         return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.MULTILINE | re.DOTALL)
 
     def put_code(self, number: int = 0) -> None:
-        """Do with a block of Python what the head of the page says: write it to model.py."""
+        """Write a block of Python to model.py, as the start of the page says."""
         path = self.project / "src/demo/model.py"
         path.write_text(with_code(path.read_text(), HOOKS + self.blocks("python")[number]))
 
@@ -111,7 +111,7 @@ def recipe(project: Path, heading: str) -> Recipe:
 
 
 def with_code(module: str, block: str) -> str:
-    """Return a model.py with a block: methods replace those of `Model`, the rest goes above it."""
+    """Return a model.py with a block added: methods go into `Model`, other code goes above it."""
     methods, rest = {}, []
     for node in ast.parse(block).body:
         text = ast.get_source_segment(block, node) or ""

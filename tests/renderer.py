@@ -1,9 +1,9 @@
-"""Renders the template in process, some ten times as fast as `copier copy`, with the same result.
+"""Renders the template in this process, about ten times as fast as `copier copy`.
 
-What Copier does again for each of hundreds of variants is done once: reading the questions,
-compiling a Jinja source, rendering a folder's name for each file in it, and asking git about the
-mode of files in a destination that is no repository. `tests/render/test_copier.py` proves that the
-result is the same.
+For each of hundreds of variants, Copier would read the questions again, compile each Jinja source
+again, render a folder's name for each file in it, and ask git about file modes in a destination
+that is not a repository. Here, each of these is done once. `tests/render/test_copier.py` checks
+that the result is the same.
 """
 
 import os
@@ -47,12 +47,12 @@ QUESTIONNAIRE: dict[str, Any] = yaml.safe_load((TEMPLATE / "copier.yml").read_te
 QUESTIONS: dict[str, Any] = {
     name: question for name, question in QUESTIONNAIRE.items() if not name.startswith("_")
 }
-# On a memory disk where there is one.
+# On a memory disk, if there is one.
 SCRATCH = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def copy_template(folder: Path) -> Path:
-    """Copy the template as it is in the working tree, without its history."""
+    """Copy the template from the working tree, without its history."""
     folder.mkdir(parents=True)
     shutil.copy(TEMPLATE / "copier.yml", folder)
     for name in ("examples", "hooks", "template"):
@@ -62,7 +62,7 @@ def copy_template(folder: Path) -> Path:
 
 
 def render_project(folder: Path, **answers: object) -> Path:
-    """Render the template, as it is in the working tree, to a folder; return the folder."""
+    """Render the template of the working tree to a folder; return the folder."""
     data = {"package_name": "demo", **answers}
     with cached():
         copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, vcs_ref="HEAD", quiet=True)
@@ -73,11 +73,11 @@ PAUSE = '        time.sleep(float(os.environ.get("STEP_SECONDS", 0.01)))\n'
 
 
 def shrink(project: Path) -> Path:
-    """Give the digits a network of a seventh of the work per sample; return the project.
+    """Give the example `digits` a network with a seventh of the work; return the project.
 
-    It is for tests of anything but what it learns: most of their time went into the network.
-    A pause makes a step as long as before, so that a test can stop the training. Batches have a
-    usual size and rate, so that the tests' counts of steps stay when the recipe changes.
+    It is for all tests that do not check the learning: they took most of their time for the
+    network. A pause keeps a step as long as before, so that a test can stop the training. Batch
+    size and learning rate are fixed, so that tests can count on steps if the defaults change.
     """
     (model,) = project.glob("src/*/model.py")
     text = model.read_text()
@@ -112,11 +112,11 @@ class Renderer:
         self.template = template
 
     def __call__(self, answers: Mapping[str, Any]) -> dict[str, str]:
-        """Return the project for some answers: its files by path.
+        """Return the files of the project for some answers, by path.
 
         Raises:
-            KeyError: an answer to no question, which Copier would pass over in silence.
-            ValueError: an answer that a validator refuses.
+            KeyError: there is no question for an answer. Copier would ignore such an answer.
+            ValueError: a validator refuses an answer.
         """
         if unknown := set(answers) - set(QUESTIONS):
             raise KeyError(f"no such question: {sorted(unknown)}")
@@ -130,7 +130,7 @@ class Renderer:
 
 
 def read(project: Path) -> dict[str, str]:
-    """Return the files of a project by path, git's own left out; a picture has no text."""
+    """Return the files of a project by path, without git's own files. A picture has no text."""
     return {
         str(path.relative_to(project)): "" if path.suffix == ".png" else path.read_text("utf-8")
         for path in sorted(project.rglob("*"))
@@ -163,7 +163,7 @@ def _load_once(path: Path, quiet: bool = False) -> dict[str, Any]:
 
 
 def _render_names_once(self: copier._main.Worker) -> None:
-    """Render the files; the same folder names, which most paths begin with, only once."""
+    """Render the files; render each folder name, with which many paths begin, only once."""
     known: dict[str, str] = {}
 
     def render(self: copier._main.Worker, text: str, extra_context: Any = None) -> str:  # noqa: ANN401
@@ -182,7 +182,7 @@ def _render_names_once(self: copier._main.Worker) -> None:
 
 @contextmanager
 def cached() -> Iterator[None]:
-    """Let Copier compile, render and read again only what has changed."""
+    """Let Copier compile, render and read only what has changed."""
     with (
         mock.patch.object(jinja2.Environment, "compile", _compile_once),
         mock.patch.object(copier._main.Worker, "_render_template", _render_names_once),

@@ -1,4 +1,4 @@
-"""What the tests share: this project's package, and a way to start ranks."""
+"""Fixtures for all tests: the modules of this project's package, and a function to start ranks."""
 
 import importlib
 import os
@@ -14,20 +14,23 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 (PACKAGE,) = (path.parent.name for path in (ROOT / "src").glob("*/__main__.py"))
-# Enough to see that all works, in seconds, without any file and without a trace in your trackers.
+# A training of a few seconds that needs no file and logs nothing to your trackers.
 QUICK = ["--dataset=synthetic", "--device=cpu", "--trackers=none"]
 QUICK += ["--max-steps=40", "--checkpoint-every=10"]
 
 
 @pytest.fixture(scope="session")
 def package() -> Callable[[str], ModuleType]:
-    """Return what imports a module of the package."""
+    """Return a function that imports a module of the package."""
     return lambda name: importlib.import_module(f"{PACKAGE}.{name}")
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
-    """Return what starts a command on some ranks, as srun would; train in tmp_path/run."""
+    """Return a function that starts a command on some ranks, as srun does.
+
+    A training has the run folder tmp_path/run.
+    """
 
     def start_ranks(
         ranks: int, *flags: str, command: str = "train", **pipes: IO | int
@@ -43,7 +46,7 @@ def start(tmp_path: Path) -> Callable[..., list[subprocess.Popen]]:
             "SLURM_STEP_ID": "0",
             "SLURM_STEP_NUM_TASKS": str(ranks),
             "PYTHONPATH": str(ROOT / "src"),
-            "NOTIFY_URL": "",  # else .env gives it
+            "NOTIFY_URL": "",  # otherwise it may come from .env
         }
         own = [f"--run-dir={tmp_path}/run", *QUICK] if command == "train" else []
         return [

@@ -1,4 +1,4 @@
-"""Two ranks on this machine talk to each other."""
+"""Two ranks on this machine communicate."""
 
 import json
 import subprocess

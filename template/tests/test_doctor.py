@@ -1,4 +1,4 @@
-"""The check of what a job needs finds all well on this machine."""
+"""The command doctor finds no error on this machine."""
 
 import subprocess
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a run leaves behind can be looked at without a server."""
+"""The commands plot and runs show a run without a server."""
 
 import subprocess
 from collections.abc import Callable

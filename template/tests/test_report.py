@@ -1,4 +1,4 @@
-"""What a run was can be sent as one file."""
+"""The command report writes a page about a run as one file."""
 
 import subprocess
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A small search runs its trials and leaves the best of them."""
+"""A small sweep runs its trials and writes the best settings."""
 
 import json
 import subprocess

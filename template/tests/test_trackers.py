@@ -1,4 +1,4 @@
-"""Every tracker of this project keeps what is logged to it."""
+"""Each tracker of this project stores what is logged to it."""
 
 import subprocess
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 def test_what_is_logged_is_read_back(
     start: Callable[..., list[subprocess.Popen]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of files alone: a server, or an account, would keep what is only a test.
+    # Use only local files: a server or an account would keep the test's runs.
     for name in ("MLFLOW_TRACKING_URI", "AIM_REPO", "TRACKIO_DIR", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")

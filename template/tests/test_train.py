@@ -18,7 +18,7 @@ def wait(processes: list[subprocess.Popen]) -> list[int]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Return what the run says of itself."""
+    """Return the run's summary.json."""
     return json.loads((folder / "run" / "summary.json").read_text())
 
 
@@ -34,6 +34,6 @@ def test_two_ranks_stop_and_go_on_bit_for_bit(start: Start, tmp_path: Path) -> N
         time.sleep(0.01)
     ranks[1].send_signal(signal.SIGTERM)
     stopped = wait(ranks)
-    assert stopped in ([75, 75], [0, 0])  # on a fast machine it may have been done already
+    assert stopped in ([75, 75], [0, 0])  # on a fast machine, it may have finished before
     assert wait(start(2)) == [0, 0]
     assert summary(tmp_path)["parameters_sha256"] == whole["parameters_sha256"]

@@ -1,4 +1,4 @@
-"""Your model and your data fit each other and the loop: run these after each change to them."""
+"""Your model and your data fit each other and the training loop. Run this after each change."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parents[1] / "configs" / "train.yaml"
 
 
 class Yours(NamedTuple):
-    """A training on one CPU, before its first step."""
+    """A trainer on one CPU, before its first step."""
 
     trainer: Any
     world: Any
@@ -24,7 +24,7 @@ class Yours(NamedTuple):
 
 @pytest.fixture(scope="module")
 def yours(package: Package, tmp_path_factory: pytest.TempPathFactory) -> Yours:
-    """Your model and data, as the settings in configs/train.yaml say, on the synthetic set."""
+    """Your model with the settings in configs/train.yaml, but on the synthetic dataset."""
     engine, run_dir = package("engine"), str(tmp_path_factory.mktemp("run"))
     here = {"dataset": "synthetic", "device": "cpu", "compile": False, "batch_size": 8}
     saved = package("settings").Settings.from_yaml(CONFIG)
@@ -45,7 +45,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(yours: Yours)
     }
     for name, parameter in left.copy().items():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: left.pop(name, None))
-    # Several steps, since one may train only some of several networks.
+    # Several steps, because one step may train only some of several networks.
     for _, batches in zip(range(8), trainer.loader.epoch(0, 0, 0), strict=False):
         trainer.train_step(batches, *trainer.loader.sizes(batches))
     readings = trainer.meter.read(world)
@@ -70,7 +70,7 @@ def test_each_sample_has_a_prediction_that_json_can_have(package: Package, yours
 def test_a_training_ends_well_and_its_checkpoint_predicts_by_itself(
     start: Callable[..., list[subprocess.Popen]], package: Package, yours: Yours, tmp_path: Path
 ) -> None:
-    # With your hooks, evaluations and figures.
+    # A whole training also runs your hooks, evaluations and figures.
     (training,) = start(1, "--max-steps=2", "--checkpoint-every=1")
     assert training.wait(timeout=5 * 60) == 0, "the error above says what to correct"
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("*2.pt")

@@ -17,14 +17,14 @@ from coverage import Coverage, CoverageData
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "template/src/{{ package_name }}"
 TRACED = re.compile(r"^\++ (\S+):(\S*slurm/\w+\.sh):(\d+) ")
-# Lines of bash that are no commands of their own.
+# Lines of bash that are not commands.
 NO_COMMAND = re.compile(r"\s*($|#|(fi|done|else|esac|\}|;;)\s*$|[\w-]+\(\) \{|[^()]*\)$)")
 # The lines of a text that a command reads.
 HERE = re.compile(r"(?<=<<END)\n.*?^ *END$", re.DOTALL | re.MULTILINE)
 
 
 def python_lines(folder: Path) -> dict[str, set[int]]:
-    """Return the lines of the template's modules that were run, by file."""
+    """Return the numbers of the lines that were run, for each module of the template."""
     lines: dict[str, set[int]] = defaultdict(set)
     for path in folder.glob("python.*"):
         data = CoverageData(str(path))
@@ -38,7 +38,7 @@ def python_lines(folder: Path) -> dict[str, set[int]]:
 
 
 def bash_lines(folder: Path) -> dict[str, bool]:
-    """Return the commands of all renders of slurm/*.sh, and whether each was run by any of them."""
+    """Return the commands in all renders of slurm/*.sh, and whether any render ran each of them."""
     ran: dict[Path, set[int]] = defaultdict(set)
     for path in folder.glob("bash.*"):
         for line in path.read_text(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""What the Citation File Format 1.2.0 demands of a file as the template writes it.
+"""Checks a CITATION.cff of the template against the Citation File Format 1.2.0.
 
 Its schema is schema.json of https://github.com/citation-file-format/citation-file-format, 1.2.0.
 """

@@ -1,4 +1,4 @@
-"""Which files of all variants are distinct: those of one content are a class, and one is run."""
+"""Groups the files of all variants: files with the same content are a class, and one is run."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from renderer import Renderer
 from variants import MATRICES, Answers, Tree, complete
 
 Files = dict[str, str]
-# Each kind of class, and the test that runs each class of it.
+# Each kind of class, and the test that runs all classes of this kind.
 KINDS = {
     "`src/` and `configs/`": "tests/run/test_variants.py",
     "batch scripts, with the `.sh` files they source": "tests/slurm/test_every_script.py",
@@ -19,7 +19,7 @@ KINDS = {
     "container definitions": "tests/slurm/test_every_image.py",
 }
 TREES, SCRIPTS, MAKEFILES, SETUPS, JOBS, PROJECTS, IMAGES = KINDS
-# Files in which the name of the package is no difference.
+# Files that count as equal if only the name of the package differs.
 UNNAMED = {
     "Makefile": MAKEFILES,
     "scripts/setup.sh": SETUPS,
@@ -35,8 +35,8 @@ class Variant:
     """A project that the tests render.
 
     Attributes:
-        number: which of all it is.
-        matrix: the set of variants that it is of.
+        number: number of the variant.
+        matrix: the set of variants that contains it.
     """
 
     number: int
@@ -46,17 +46,18 @@ class Variant:
 
     @property
     def package(self) -> str:
-        """The name of its package."""
+        """The name of the project's package."""
         return complete(self.answers)["package_name"]
 
 
 @dataclass
 class Class:
-    """Files of one content.
+    """Files with the same content.
 
     Attributes:
-        path, variant: one of them, and the variant that it is of.
-        count: how many variants have it.
+        path: path of one of these files.
+        variant: the variant that contains this file.
+        count: number of variants with such a file.
     """
 
     path: str
@@ -65,7 +66,7 @@ class Class:
 
     @property
     def text(self) -> str:
-        """What is in the file."""
+        """The content of the file."""
         return self.variant.files[self.path]
 
 
@@ -88,7 +89,7 @@ class Classes:
 
 
 def render_all(render: Renderer) -> list[Variant]:
-    """Render every variant; the same text is held once."""
+    """Render all variants. Equal texts are stored once."""
     texts: dict[str, str] = {}
     variants: list[Variant] = []
     for name, matrix in MATRICES.items():
@@ -99,7 +100,7 @@ def render_all(render: Renderer) -> list[Variant]:
 
 
 def contents(answers: Mapping[str, object], files: Files) -> Iterator[tuple[str, str, object]]:
-    """Yield what a project has to run: the kind, a path, and what tells it from others."""
+    """Yield what can be run in a project: its kind, a path, and a key that is equal in a class."""
     package = complete(answers)["package_name"]
     yield TREES, "configs/train.yaml", Tree.of(answers)
     for path, text in files.items():

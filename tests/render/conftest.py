@@ -20,13 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The template without its history, as somebody would copy from a folder."""
+    """A copy of the template without its history."""
     return copy_template(tmp_path_factory.mktemp("source") / "template")
 
 
 @pytest.fixture(scope="session")
 def render(template: Path) -> Renderer:
-    """What renders answers to files."""
+    """A function that renders answers to files."""
     return Renderer(template)
 
 
@@ -47,7 +47,7 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def tool() -> Iterator[dict[str, str]]:
-    """Paths of the linters that the test environment brings."""
+    """Paths of the linters in the test environment."""
     here = Path(sys.executable).parent
     yield {
         name: shutil.which(name, path=f"{here}{os.pathsep}{os.environ['PATH']}") or name

@@ -1,7 +1,7 @@
-"""What pixi demands of a pixi.toml as the template writes it.
+"""Checks a pixi.toml of the template against pixi's rules.
 
-The schema is schema/schema.json of https://github.com/prefix-dev/pixi, 0.77; what names refer to is
-in its docs/workspace/multi_platform_configuration.md.
+The schema is schema/schema.json of https://github.com/prefix-dev/pixi, 0.77. The page
+docs/workspace/multi_platform_configuration.md there explains what names refer to.
 """
 
 import re
@@ -20,10 +20,10 @@ def check_manifest(text: str) -> dict[str, list[str]]:
     """Check a pixi.toml.
 
     Returns:
-        the names of the platforms of each environment.
+        The names of the platforms of each environment.
 
     Raises:
-        AssertionError: it breaks a rule of the schema, or names something that it does not define.
+        AssertionError: it breaks a rule of the schema, or uses a name that it does not define.
     """
     assert not TABLE_OF_LINES.search(text)
     manifest = tomllib.loads(text)
@@ -34,7 +34,7 @@ def check_manifest(text: str) -> dict[str, list[str]]:
         table = {"name": entry, "platform": entry} if isinstance(entry, str) else entry
         assert table.keys() <= {"name", "platform", "cuda"}, table
         assert table["platform"] in SUBDIRS, table
-        # A name of a subdir is that subdir, with nothing else.
+        # A platform with the name of a subdir is that subdir, without further properties.
         assert table["name"] not in SUBDIRS or "cuda" not in table, table
         assert re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]{0,62}[a-zA-Z0-9]", table["name"]), table
         platforms[table["name"]] = table

@@ -1,4 +1,4 @@
-"""What the lines at the top of each preset in sites/ say about it."""
+"""Reads the lines at the top of each preset in sites/."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from renderer import TEMPLATE
 
-# A page is named by its address, with or without https://.
+# The address of a page, with or without https://.
 ADDRESS = re.compile(r"(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/[\w./?=&-]+")
 LONG_AGO = timedelta(days=365)
 
@@ -18,11 +18,11 @@ class Preset:
     """A file of answers for a site.
 
     Attributes:
-        name: that of its file, without .yml.
-        about: which machine it is for.
-        sources: addresses of the pages that it was made after.
-        compared: the day on which somebody last compared it with them.
-        unusual: what other sites do not have; may be empty.
+        name: name of its file, without .yml.
+        about: the machine that it is for.
+        sources: addresses of the pages that it was made from.
+        compared: the day on which somebody last compared it with these pages.
+        unusual: what is unusual at this site; may be empty.
     """
 
     name: str
@@ -33,10 +33,10 @@ class Preset:
 
     @classmethod
     def read(cls, file: Path) -> "Preset":
-        """Return what a file says.
+        """Return the preset in a file.
 
         Raises:
-            ValueError: it does not say where it is from, or when it was compared.
+            ValueError: it does not name its pages, or the day of the last comparison.
         """
         comment = " ".join(re.findall(r"^# ?(.*)$", file.read_text("utf-8"), re.MULTILINE))
         head = re.match(r"(.+?)\. From (.*?)\bcompared on (\d{4}-\d\d-\d\d)\. ", comment)

@@ -1,4 +1,4 @@
-"""The page of questions, made of copier.yml and of what is rendered for different answers."""
+"""Makes the page of questions from copier.yml and from the files that answers render."""
 
 import json
 import re
@@ -36,7 +36,7 @@ The column *files* lists the files that exist only with some of the answers. Aft
 TABLE = "| question | meaning | default | files |\n|---|---|---|---|\n"
 # The condition of the questions that `quick` does not ask.
 FULL = "{{ setup == 'full' }}"
-# Answers under which a question is asked, and matters.
+# Answers with which a question is asked, and has an effect.
 CONTEXT: dict[str, dict[str, Any]] = {
     "description": {"author_name": "Ada"},
     "author_email": {"author_name": "Ada"},
@@ -48,13 +48,13 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "container_base_image": {"container": "apptainer"},
     "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow", "trackio"]},
 }
-# Defaults that follow from another answer than the project's name.
+# Defaults that depend on another answer than the project's name.
 DEFAULTS = {
     "tools": "all of them",
     "project_name": "`MNIST DDP`, with `--defaults`",
     "signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes",
 }
-# Values that show more than the samples of the tests do.
+# Values that show more files than the samples of the tests.
 VALUES = {
     "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"], ["trackio"]],
     "monitoring_servers": [[], ["tensorboard"], ["aim"], ["mlflow"], ["trackio"]],
@@ -66,7 +66,7 @@ VALUES = {
 
 
 def page(render: Renderer) -> str:
-    """Return the page, in Markdown."""
+    """Return the page as Markdown."""
     parts = [HEAD]
     for line in (TEMPLATE / "copier.yml").read_text("utf-8").splitlines():
         if group := re.fullmatch(r"# ([A-Z][a-z]+)", line):
@@ -79,7 +79,7 @@ def page(render: Renderer) -> str:
 
 
 def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
-    """Return a question's line of the table."""
+    """Return the row of a question in the table."""
     meaning = " ".join(re.sub(r"\{\{.*?'(GPU nodes)'.*?\}\}", r"\1", question["help"]).split())
     if choices := question.get("choices"):
         values = (
@@ -98,7 +98,7 @@ def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
 
 
 def default(value: object) -> str:
-    """Return a default as a reader understands it."""
+    """Return a default in words for a reader."""
     if isinstance(value, str) and "{" in value:
         return "derived from the project's name"
     if value in ("", []):
@@ -124,7 +124,7 @@ def decides(name: str, render: Renderer) -> str:
 
 
 def short(paths: Iterable[str]) -> str:
-    """Return a list of paths in which a folder stands for many of its files."""
+    """Return a list of paths, with the folder instead of its files if these are many."""
     folders: dict[str, list[str]] = {}
     for path in sorted(paths):
         shown = path.replace("src/demo/", "src/<package>/")

@@ -1,4 +1,4 @@
-"""What a project must hold for its answers: written down a second time, without the template."""
+"""The files and packages that a project must have for its answers, without the template's help."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ Answers = dict[str, Any]
 MODES = ("cpu", "single_node", "multi_node")
 TRACKERS = ("tensorboard", "wandb", "aim", "mlflow", "trackio")
 SERVERS = ("tensorboard", "aim", "mlflow", "trackio")
-# Existing images: a file for Apptainer, and a name for pyxis.
+# Finished images: a file for Apptainer, and a name for pyxis.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]
-# The commands that answers choose, and their modules.
+# The commands that the answers choose, and their modules.
 DOCTOR = ("__init__", "findings", "nodes", "scripts", "software")
 CHECK_COMM = ("__init__", "examine", "operations")
 PLOT = [f"plot/{name}" for name in ("__init__", "curves")]
@@ -36,9 +36,9 @@ TOOLS = {
 }
 
 TESTED = ("check_comm", "doctor", "plot", "report")
-"""Those with a file in a project's own tests."""
+"""The commands that a project's own tests run."""
 
-# A few values of each question, the odd ones among them. A question that is not here fails a test.
+# Some values of each question, including unusual ones. A question that is missing fails a test.
 SAMPLES: dict[str, list[Any]] = {
     "setup": ["full", "quick"],
     "project_name": ["MNIST DDP", 'Ada\'s "net" – 100 % Ünïcode'],
@@ -98,7 +98,7 @@ SAMPLES: dict[str, list[Any]] = {
 
 
 def subsets(names: tuple[str, ...], least: int = 0) -> list[list[str]]:
-    """Return all subsets of some names, in their order."""
+    """Return all subsets of some names, in the order of the names."""
     return [
         list(chosen)
         for size in range(least, len(names) + 1)
@@ -107,14 +107,14 @@ def subsets(names: tuple[str, ...], least: int = 0) -> list[list[str]]:
 
 
 def launch_variants() -> Iterator[Answers]:
-    """Every combination of launch modes, launcher, container and environment."""
+    """Yield each combination of launch modes, launcher, container and environment."""
     for modes, launcher, container, environment in itertools.product(
         subsets(MODES, least=1),
         ("srun", "torchrun"),
         ("none", "apptainer", "pyxis"),
         ("venv", "uv", "conda", "pixi"),
     ):
-        if container == "pyxis" and environment != "venv":  # as in the next image
+        if container == "pyxis" and environment != "venv":  # one is enough for a finished image
             continue
         yield {
             "launch_modes": modes,
@@ -126,7 +126,7 @@ def launch_variants() -> Iterator[Answers]:
 
 
 def tracking_variants() -> Iterator[Answers]:
-    """Every combination of trackers: with none, each and all of their servers, and each sweep."""
+    """Yield each combination of trackers, with none, each and all of their servers, and sweeps."""
     for trackers in subsets(TRACKERS):
         can = [name for name in SERVERS if name in trackers]
         for servers in [each for each in subsets(tuple(can)) if len(each) in (0, 1, len(can))]:
@@ -136,7 +136,7 @@ def tracking_variants() -> Iterator[Answers]:
 
 
 def settle(answers: Mapping[str, Any]) -> Answers:
-    """Return answers that fit each other: leave out those that are not asked for."""
+    """Return answers that fit each other, without answers to questions that are not asked."""
     kept = dict(answers)
     for name, parent in (
         ("memory_scope", "memory"),
@@ -162,21 +162,21 @@ def settle(answers: Mapping[str, Any]) -> Answers:
     elif kept["task_options"] == "srun":
         kept["exclusive"] = True  # without their number in the script, the job needs all cores
     if kept["exclusive"]:
-        kept["gpus_per_node"] = 4  # all that a node of the test cluster has
+        kept["gpus_per_node"] = 4  # all GPUs of a node of the test cluster
     kept["monitoring_servers"] = [s for s in kept["monitoring_servers"] if s in kept["trackers"]]
     return kept
 
 
 def pairwise_variants() -> list[Answers]:
-    """Answers in which every two values of two questions meet at least once."""
+    """Return answers in which each pair of values of two questions occurs at least once."""
     from allpairspy import AllPairs
 
-    # A container and its image go together, or the images that are built would meet few values.
+    # A container and its image are one value, or images that are built would occur with few values.
     samples = {**SAMPLES, "container": CONTAINERS}
     del samples["container_image"]
 
     def fits(row: list[int]) -> bool:
-        """Whether the first values of a row may stand together: settling these would lose pairs."""
+        """Return whether the first values of a row fit: `settle` would change them otherwise."""
         first = {name: samples[name][at] for name, at in zip(samples, row, strict=False)}
         return first.get("environment") != "pixi" or first["accelerator"] == "nvidia"
 
@@ -245,7 +245,7 @@ ALWAYS = (
     "tests/test_train.py",
     "tests/test_yours.py",
 )
-# Rooms of src/<package>/, and the modules in them that every project has.
+# The folders of src/<package>/, and the modules in them that each project has.
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
@@ -262,7 +262,7 @@ ROOMS = {
 
 
 def expected_files(given: Mapping[str, Any]) -> set[str]:
-    """Return the paths of all files that a project of these answers has."""
+    """Return the paths of all files of a project with these answers."""
     a = complete(given)
     package = f"src/{a['package_name']}"
     files = {
@@ -342,7 +342,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
 
 
 def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
-    """Return the names of the packages that a project of these answers needs."""
+    """Return the names of the packages that a project with these answers needs."""
     a = complete(given)
     names = {"torch", "annotated-types", "matplotlib", "numpy", "psutil", "pydantic"}
     names |= {"python-dotenv", "pyyaml", "safetensors", "tqdm", "tyro"}
@@ -359,7 +359,7 @@ def expected_dependencies(given: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True, order=True)
 class Tree:
-    """What src/ and configs/ of a project depend on, except names and paths in the settings."""
+    """The answers that src/ and configs/ depend on, except names and paths in the settings."""
 
     example: str
     tools: tuple[str, ...]
@@ -370,9 +370,9 @@ class Tree:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Tree":
-        """Return the tree that answers lead to."""
+        """Return the tree for some answers."""
         a = complete(given)
-        # W&B's form of sweep.yaml names the interpreter.
+        # For W&B, sweep.yaml names the interpreter.
         environment = a["environment"] if a["sweep"] == "wandb" else "venv"
         tools, trackers, servers = (
             tuple(a[name]) for name in ("tools", "trackers", "monitoring_servers")
@@ -381,11 +381,11 @@ class Tree:
 
     @property
     def trained(self) -> "Tree":
-        """A tree with the same modules, except those that a training does not read."""
+        """Return a tree with the same modules, without those that a training does not import."""
         return Tree(self.example, (), self.trackers, (), "none", "venv")
 
     def answers(self) -> Answers:
-        """Return answers that lead to it."""
+        """Return answers with this tree."""
         return {
             "setup": "full",
             "example": self.example,
@@ -411,6 +411,6 @@ TREES = sorted({Tree.of(answers) for matrix in MATRICES.values() for answers in 
 
 
 def unsampled() -> set[str]:
-    """Return the questions that have no sample values, computed ones left out."""
+    """Return the questions without sample values, except computed ones."""
     asked = {name for name, question in QUESTIONS.items() if question.get("when") is not False}
     return asked ^ set(SAMPLES)

@@ -1,4 +1,4 @@
-"""Rendered projects to train in, and ranks to train with."""
+"""Rendered projects, and functions that start ranks in them."""
 
 import atexit
 import functools
@@ -24,17 +24,17 @@ from renderer import render_project, shrink
 
 from .fork_server import READ_AT_START, Fork, ForkServer
 
-# Long enough for a slow machine; a rank that takes longer hangs.
+# Seconds: long enough for a slow machine. A rank that takes longer hangs.
 PATIENCE = 300
-# For a training that is to be stopped once something else has started, which may take long.
+# For a training that a test stops after something else has started, which may take long.
 PACED = {"STEP_SECONDS": "0.2"}
-# Enough to see training at work, in seconds and without any file.
+# A training of a few seconds that needs no file.
 QUICK = ("--dataset=synthetic", "--device=cpu", "--trackers=none", "--max-steps=30")
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with the default answers except torchrun: its code serves both launchers.
+    """A project with default answers, except torchrun: its code works with both launchers.
 
     Its network is small. Its package can be imported as `demo`.
     """
@@ -44,7 +44,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edited(project: Path, folder: Path, module: str, old: str, new: str) -> Path:
-    """Return a copy of a project in which a text of a module is another one."""
+    """Return a copy of a project with a text of a module replaced."""
     copy = folder / "demo"
     shutil.copytree(project, copy)
     path = copy / "src" / "demo" / module
@@ -56,7 +56,7 @@ def edited(project: Path, folder: Path, module: str, old: str, new: str) -> Path
 
 @pytest.fixture(scope="session")
 def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with everything that an answer can add to the package, and a small network."""
+    """A project with all modules that answers can add to the package, and a small network."""
     folder = render_project(
         tmp_path_factory.mktemp("full") / "demo",
         setup="full",
@@ -68,7 +68,7 @@ def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Job:
-    """Ranks that were started together, and what they said."""
+    """Ranks that were started together, and their output."""
 
     processes: list[subprocess.Popen | Fork]
     logs: list[Path]
@@ -76,7 +76,7 @@ class Job:
     codes: list[int] = field(default_factory=list)
 
     def wait(self) -> "Job":
-        """Wait for all ranks; a rank that hangs fails the test, and none is left behind."""
+        """Wait for all ranks. A rank that hangs fails the test, and all ranks are killed."""
         try:
             self.codes = [process.wait(PATIENCE) for process in self.processes]
         finally:
@@ -84,7 +84,7 @@ class Job:
         return self
 
     def family(self) -> list[psutil.Process]:
-        """Return the processes that were started and still run, and all that they started."""
+        """Return the started processes that still run, and all their descendants."""
         found = []
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):
@@ -93,15 +93,15 @@ class Job:
         return [each for each in found if each.is_running()]
 
     def kill(self) -> None:
-        """End what still runs, with everything that it started."""
+        """Kill all processes that still run, with all their descendants."""
         for process in self.processes:
             if process.poll() is None:
-                with suppress(ProcessLookupError):  # it left just now, since another rank is gone
+                with suppress(ProcessLookupError):  # it has just ended: another rank is lost
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     def wait_for_step(self, step: int) -> None:
-        """Return once the run has logged the step."""
+        """Wait until the run has logged the step."""
         deadline = time.monotonic() + PATIENCE
         while not metrics.logged(self.run_dir, step):
             assert self.processes[0].poll() is None, self.log
@@ -109,15 +109,15 @@ class Job:
             time.sleep(0.02)
 
     def interrupt(self, step: int, tracker: str, saved: bool = True) -> None:
-        """Kill the ranks once the tracker has started and the run has logged the step.
+        """Kill the ranks after the tracker has started and the run has logged the step.
 
-        `saved`: once there is a checkpoint, too.
+        With `saved`, also wait for a checkpoint.
         """
         self.wait_for_tracker(step, tracker, saved)
         self.kill()
 
     def wait_for_tracker(self, step: int, tracker: str, saved: bool = True) -> None:
-        """Return once it has started, and a checkpoint is there, which is written behind it."""
+        """Wait until the tracker has started and, with `saved`, a checkpoint was written."""
         ids, latest = self.run_dir / "trackers.json", self.run_dir / "checkpoints/latest"
         deadline = time.monotonic() + PATIENCE
         while (
@@ -132,22 +132,22 @@ class Job:
 
     @property
     def log(self) -> str:
-        """Everything that the ranks wrote."""
+        """The output of all ranks."""
         return "\n".join(path.read_text() for path in self.logs)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run's summary.json; the ranks must all have ended well."""
+        """The run's summary.json. All ranks must have succeeded."""
         assert set(self.codes) == {0}, self.log
         return json.loads((self.run_dir / "summary.json").read_text())
 
     def metrics(self) -> list[dict[str, float]]:
-        """The whole lines of the run's metrics.jsonl."""
+        """The complete lines of the run's metrics.jsonl."""
         return metrics.read(self.run_dir)
 
 
 def free_port() -> str:
-    """Return a port that is free at the moment."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
@@ -162,7 +162,7 @@ def clean_environment(project: Path) -> dict[str, str]:
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """Return what starts ranks; it ends with the process that runs the tests."""
+    """Return the server that starts ranks. It ends with the process that runs the tests."""
     server = ForkServer()
     atexit.register(server.close)
     return server
@@ -171,7 +171,7 @@ def fork_server() -> ForkServer:
 def spawn(
     project: Path, run_dir: Path, commands: Sequence[list[str]], envs: Sequence[dict[str, str]]
 ) -> Job:
-    """Start commands at the same time, each in its own process group."""
+    """Start several commands at the same time, each in its own process group."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     logs = [run_dir.with_name(f"{run_dir.name}.{number}.log") for number in range(len(commands))]
     processes: list[subprocess.Popen | Fork] = []
@@ -196,7 +196,7 @@ def spawn(
 
 
 def tasks(ranks: int, **env: str) -> list[dict[str, str]]:
-    """Return the environments that srun gives its tasks on this machine."""
+    """Return the environments of the tasks of srun on this machine."""
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": free_port(),
@@ -210,7 +210,7 @@ def tasks(ranks: int, **env: str) -> list[dict[str, str]]:
 
 
 def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> Job:
-    """Start `train` on ranks in the environment that srun gives its tasks."""
+    """Start `train` on ranks in the environment of srun's tasks."""
     command = ["demo", "train", f"--run-dir={run_dir}", *QUICK, *flags]
     return spawn(project, run_dir, [command] * ranks, tasks(ranks, **env))
 
@@ -226,7 +226,7 @@ def torchrun(project: Path, run_dir: Path, nodes: int, ranks_per_node: int, *fla
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         *["-m", "demo", "train", f"--run-dir={run_dir}", *QUICK, *flags],
     ]
-    # Slurm's variables are those of the one task a node that runs torchrun.
+    # Slurm's variables are those of the task that runs torchrun, one on each node.
     envs = [
         {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(nodes)}
         | {"SLURM_PROCID": str(node), "SLURM_LOCALID": "0"}
@@ -240,7 +240,7 @@ Launch = Callable[..., Job]
 
 @pytest.fixture
 def launch(project: Path, tmp_path: Path) -> Launch:
-    """Return what trains on some ranks to the end, in tmp_path/run unless `--run-dir` says else."""
+    """Return a function that trains on some ranks to the end, in tmp_path/run or --run-dir."""
 
     def train(ranks: int, *flags: str, name: str = "run", **env: str) -> Job:
         return srun(project, tmp_path / name, ranks, *flags, **env).wait()
@@ -249,7 +249,7 @@ def launch(project: Path, tmp_path: Path) -> Launch:
 
 
 def sign(path: Path, *files: Path) -> None:
-    """Write the digests of a checkpoint, as someone can who plants one."""
+    """Write the digests of a checkpoint, as an attacker who plants one can do."""
     lines = [
         f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.relative_to(path.parent)}\n"
         for each in files

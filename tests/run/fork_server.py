@@ -1,7 +1,7 @@
-"""Starts ranks from a process that has imported torch: a start takes milliseconds, not seconds.
+"""Starts ranks from a process that has imported torch, in milliseconds instead of seconds.
 
-Such a rank is a fork, which then does the same as `python -m demo train`. Tests of the
-start itself, and all of tests/slurm, start interpreters.
+Such a rank is a fork that does the same as `python -m demo train`. Tests of the start itself, and
+all tests in tests/slurm, start new interpreters.
 """
 
 import json
@@ -34,16 +34,17 @@ IMPORTED = (
     "tyro",
     "yaml",
 )
-# What is read when an interpreter starts, or when torch is imported.
+# Prefixes of variables that are read when an interpreter starts or when torch is imported.
 READ_AT_START = ("LD_", "MKL_", "OMP_", "PYTHON", "TORCH_")
-SIZE = 2**20  # bytes that a message may have
+SIZE = 2**20  # upper limit of a message, in bytes
 
 
 class Fork:
-    """A started process: what subprocess.Popen has, as far as tests use it.
+    """A started process, with the part of subprocess.Popen's interface that tests use.
 
     Attributes:
-        returncode: negative for a signal; None while it was not asked for, or the process runs.
+        returncode: the exit code, negative for a signal; None before `poll` or `wait` has seen the
+            end.
     """
 
     def __init__(self, server: "ForkServer", pid: int, args: Sequence[str]) -> None:
@@ -51,12 +52,12 @@ class Fork:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, None while the process runs."""
+        """Return the exit code, or None while the process runs."""
         self.server.read(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, and return the exit code."""
+        """Wait for the end of the process; return the exit code."""
         deadline = time.monotonic() + (timeout or float("inf"))
         while (code := self.returncode) is None:
             left = deadline - time.monotonic()
@@ -80,10 +81,10 @@ class Fork:
 
 
 class ForkServer:
-    """The process that forks, seen from the tests; one for each process that runs tests."""
+    """The tests' side of the process that forks. Each process that runs tests has one."""
 
     def __init__(self) -> None:
-        # By their numbers, which the kernel gives again to later ones.
+        # By process id. The kernel can use the id of an ended process again.
         self.running: dict[int, Fork] = {}
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one packet, one message
         with theirs:
@@ -97,7 +98,7 @@ class ForkServer:
         self.socket = ours
 
     def start(self, args: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path) -> Fork:
-        """Start `python -m ARGS` in a session of its own, with its output in a file."""
+        """Start `python -m ARGS` in its own session, with its output in a file."""
         request = {"args": list(args), "cwd": str(cwd), "env": dict(env), "log": str(log)}
         _send(self.socket, request)
         while "pid" not in (reply := self._reply()):
@@ -106,13 +107,13 @@ class ForkServer:
         return fork
 
     def read(self, timeout: float) -> None:
-        """Read which processes have ended, or wait for one to."""
+        """Read which processes have ended; wait at most `timeout` seconds for one."""
         while select.select([self.socket], [], [], timeout)[0]:
             self._reply()
             timeout = 0
 
     def close(self) -> None:
-        """End the server; it leaves by itself when nobody is connected."""
+        """End the server, which exits when its connection closes."""
         self.socket.close()
         self.process.wait()
 
@@ -124,7 +125,7 @@ class ForkServer:
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; return the request in the child, and None when all is over."""
+    """Fork for each request. Return the request in the child, and None in the server at its end."""
     for name in IMPORTED:
         import_module(name)
     woken, wake = os.pipe()
@@ -171,7 +172,7 @@ def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Do in this process what `python -m ARGS` does."""
+    """Do the same as `python -m ARGS` in this process."""
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()

@@ -1,8 +1,8 @@
-"""A stand-in for pixi, whose own program no package index has: `pixi lock` and `pixi install`.
+"""A stand-in for pixi, which no package index has. It does `pixi lock` and `pixi install`.
 
-It solves, installs, and writes pixi.lock with pixi's own library (py-rattler), from a channel that
-the tests make. In it, Python is the tests' Python with their packages, and PyTorch is empty. pip
-installs the project here; pixi itself uses uv.
+It solves, installs and writes pixi.lock with pixi's own library (py-rattler), from a channel that
+the tests make. In this channel, Python is the tests' Python with their packages, and PyTorch is
+empty. The stand-in installs the project with pip, whereas pixi uses uv.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ else:
     import tomli as tomllib
 
 LOCK = Path("pixi.lock")
-# What pixi takes for granted on a platform that says nothing else.
+# The virtual packages that pixi assumes for a platform that does not list them.
 UNIX = {"__unix": "0"}
 ASSUMED = {
     "linux": {**UNIX, "__linux": "4.18", "__glibc": "2.28"},
     "osx": {**UNIX, "__osx": "13.0"},
     "win": {"__win": "0"},
 }
-# The packages of the channel: name, version, and what they depend on.
+# The packages of the channel: name, version, dependencies.
 PACKAGES = [
     ("python", "3.12.9", []),
     ("python", "3.13.5", []),
@@ -45,14 +45,14 @@ PACKAGES = [
 
 
 class Platform(NamedTuple):
-    """A platform of pixi.toml: what it is called, and what it has."""
+    """A platform of pixi.toml: its name and its virtual packages."""
 
     name: str
     subdir: str
     has: dict[str, str]
 
     def virtual(self) -> list[rattler.GenericVirtualPackage]:
-        """Return what it has, as the solver takes it."""
+        """Return its virtual packages for the solver."""
         return [
             rattler.GenericVirtualPackage(
                 rattler.PackageName(name), rattler.Version(version), rattler.BuildString("0")
@@ -62,7 +62,7 @@ class Platform(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """An environment of pixi.toml: its platforms, and the conda packages that it asks for."""
+    """An environment of pixi.toml: its platforms, and its conda packages."""
 
     name: str
     platforms: list[Platform]
@@ -70,7 +70,7 @@ class Environment(NamedTuple):
 
 
 def platform_of(entry: str | Mapping[str, str]) -> Platform:
-    """Return the platform that an entry of `platforms` describes."""
+    """Return the platform of an entry of `platforms`."""
     table = {"platform": entry, "name": entry} if isinstance(entry, str) else entry
     has = dict(ASSUMED[table["platform"].partition("-")[0]])
     if "cuda" in table:
@@ -95,7 +95,7 @@ async def lock(channel: Path, wanted: list[Environment]) -> dict[str, list[rattl
     """Solve each environment on each platform, and write pixi.lock.
 
     Returns:
-        the packages, by environment and platform.
+        The packages, by environment and platform.
     """
     named = {platform.name: platform for each in wanted for platform in each.platforms}
     locked = {
@@ -123,7 +123,7 @@ async def lock(channel: Path, wanted: list[Environment]) -> dict[str, list[rattl
 
 
 async def install(channel: Path, name: str, wanted: list[Environment]) -> None:
-    """Make the environment of this name, or complete it."""
+    """Make the environment with this name, or complete it."""
     solved = await lock(channel, wanted)
     (environment,) = (each for each in wanted if each.name == name)
     overrides = rattler.VirtualPackageOverrides.from_env()
@@ -151,13 +151,13 @@ def install_project(name: str, table: Mapping[str, Any]) -> None:
     assert table.pop("editable") is True
     what = f"{table.pop('path')}[{','.join(table.pop('extras'))}]"
     assert not table
-    # Like uv, it reads no pip.conf.
+    # Like uv, ignore pip.conf.
     pip = [f".pixi/envs/{name}/bin/python", "-m", "pip", "--isolated", "install", "--quiet"]
     subprocess.run([*pip, "--no-index", "--no-build-isolation", "--editable", what], check=True)
 
 
 def make(folder: Path) -> Path:
-    """Make a channel and a program `pixi` that installs from it; return the program."""
+    """Make a channel, and a program `pixi` that installs from it; return the program's path."""
     for name, version, depends in PACKAGES:
         add_package(folder / "channel", name, version, depends)
     asyncio.run(index_fs(folder / "channel"))
@@ -168,7 +168,7 @@ def make(folder: Path) -> Path:
 
 
 def add_package(channel: Path, name: str, version: str, depends: list[str]) -> None:
-    """Write a conda package. That of Python is a virtual environment with the tests' packages."""
+    """Write a conda package. For Python, it is a virtual environment with the tests' packages."""
     files, links = {}, {}
     if name == "python":
         library = Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
@@ -197,7 +197,7 @@ def add_package(channel: Path, name: str, version: str, depends: list[str]) -> N
 
 
 def main(channel: Path, words: list[str]) -> None:
-    """Do what the command line says, and note it in pixi.log."""
+    """Run the command line, and write it to pixi.log."""
     with open("pixi.log", "a") as log:
         print(*words, file=log)
     manifest = tomllib.loads(Path("pixi.toml").read_text())

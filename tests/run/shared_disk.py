@@ -1,14 +1,16 @@
-"""A file system of several nodes, as clusters have them: what one writes, others see late.
+"""A shared file system as clusters have it: a node sees late what another node writes.
 
     python shared_disk.py FOLDER MOUNT LOCKS SECONDS
 
-shows a folder at another place, as a node would see it that mounts it over a network. A second
-such process is a second node. After NFS (RFC 1813 and the man page nfs(5)):
+This shows FOLDER at MOUNT, as a node sees a folder that it mounts over a network. A second such
+process is a second node. It behaves like NFS (RFC 1813 and the man page nfs(5)):
 
-- What is written to a file is seen elsewhere once it is closed or synced (close-to-open).
-- Names, sizes and times are looked up again only after SECONDS; missing files, too.
+- Other nodes see what is written to a file after the file is closed or synced (close-to-open).
+- Names, sizes and times are looked up again only after SECONDS. This is also true of a file that
+  did not exist.
 - A file that another node has removed or replaced is stale for those that read it (ESTALE).
-- LOCKS: `own`, each node sees its own alone (nolock, local_lock); `none`, they fail (ENOLCK).
+- LOCKS is `own` (each node sees only its own locks: nolock, local_lock) or `none` (locks fail:
+  ENOLCK).
 """
 
 import errno
@@ -22,18 +24,18 @@ NUMBERS = ("blocks", "dev", "gid", "ino", "mode", "nlink", "size", "uid")
 
 
 class Node(mfusepy.Operations):
-    """What a node sees of a folder; the arguments are those of FUSE's operations.
+    """A node's view of a folder. The methods and their arguments are FUSE's operations.
 
     Args:
-        folder: what is shared.
+        folder: the shared folder.
     """
 
     use_ns = True
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        # By the number of an open file: what was written, and how far the kernel is wrong about
-        # the end of one that is appended to: it looks at its length again after a while only.
+        # By file handle. `unsent` has what was written. `appended` is for files opened to append:
+        # the kernel looks up the length only after a while, so its end of the file may be wrong.
         self.unsent: dict[int, list[tuple[int, bytes]]] = {}
         self.appended: dict[int, int | None] = {}
 
@@ -47,7 +49,7 @@ class Node(mfusepy.Operations):
     # -- names ------------------------------------------------------------------------------------
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
-        """Return what stat does."""
+        """Return the result of `stat`."""
         if fh is not None:
             self._send(fh)
         found = os.lstat(self._real(path)) if fh is None else os.fstat(fh)
@@ -78,7 +80,7 @@ class Node(mfusepy.Operations):
         return 0
 
     def rename(self, old: str, new: str) -> int:
-        """Give a file another name, in the place of what had it."""
+        """Rename a file, and replace a file that has the new name."""
         os.rename(self._real(old), self._real(new))
         return 0
 
@@ -93,29 +95,29 @@ class Node(mfusepy.Operations):
         return 0
 
     def chmod(self, path: str, mode: int) -> int:
-        """Change who may do what."""
+        """Change the mode of a file."""
         os.chmod(self._real(path), mode)
         return 0
 
     def chown(self, path: str, uid: int, gid: int) -> int:
-        """Change whose it is."""
+        """Change the owner of a file."""
         os.chown(self._real(path), uid, gid)
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
-        """Change its times."""
+        """Change the times of a file."""
         os.utime(self._real(path), ns=times)
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
-        """Return how much room there is."""
+        """Return the size and the free space of the file system."""
         found = os.statvfs(self._real(path))
         return {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
 
     # -- files ------------------------------------------------------------------------------------
 
     def create(self, path: str, mode: int, flags: int) -> int:
-        """Create and open a file; another node may have made it in the meantime (no O_EXCL)."""
+        """Create and open a file. Another node may have created it in the meantime (no O_EXCL)."""
         return self.open(path, flags & ~os.O_ACCMODE | os.O_RDWR | os.O_CREAT, mode)
 
     def open(self, path: str, flags: int, mode: int = 0) -> int:
@@ -126,14 +128,14 @@ class Node(mfusepy.Operations):
         return fh
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        """Read; ESTALE of a file that another node has removed."""
+        """Read from a file; raise ESTALE if another node has removed it."""
         self._send(fh)
         if os.fstat(fh).st_nlink == 0:
             raise OSError(errno.ESTALE, path)
         return os.pread(fh, size, offset)
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-        """Keep what is written until the file is closed or synced."""
+        """Keep the data until the file is closed or synced."""
         if fh in self.appended:
             if self.appended[fh] is None:
                 self.appended[fh] = os.fstat(fh).st_size - offset
@@ -151,12 +153,12 @@ class Node(mfusepy.Operations):
         return 0
 
     def flush(self, path: str, fh: int) -> int:
-        """Send what was written, when the file is closed."""
+        """Write the kept data, when the file is closed."""
         self._send(fh)
         return 0
 
     def fsync(self, path: str, _data_only: int, fh: int) -> int:
-        """Send what was written."""
+        """Write the kept data."""
         self._send(fh)
         return 0
 
@@ -184,6 +186,6 @@ if __name__ == "__main__":
     shared, mount, locks, seconds = sys.argv[1:]
     late = {f"{name}_timeout": seconds for name in ("attr", "entry", "negative")}
     kind = {"own": Node, "none": NodeWithoutLocks}[locks]
-    # Without the kernel's cache of what is in files: that would end where they ended before.
+    # Without the kernel's cache of file contents, which would end at the files' old length.
     options = {"foreground": True, "nothreads": True, "direct_io": True}
     mfusepy.FUSE(kind(shared), mount, **options, **late)

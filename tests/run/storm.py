@@ -1,4 +1,4 @@
-"""Hits a training at random moments, in each way that a cluster has, and starts it again."""
+"""Disturbs a training at random moments, in all ways that happen on a cluster, and restarts it."""
 
 import mmap
 import random
@@ -20,7 +20,7 @@ from .conftest import PATIENCE, Job
 SOURCE = Path(__file__).with_name("faults.c")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LAYOUT = struct.Struct("qqq1000s")  # of struct faults in faults.c
-# Python's own process that counts semaphores: one that was killed is started again, and wonders.
+# Python's resource tracker: after it was killed, Python starts a new one, which prints this.
 TRACKER_WAS_KILLED = re.compile(
     r'Traceback .*\n  File ".*/multiprocessing/resource_tracker\.py".*\n(?: .*\n)*\w.*\n'
 )
@@ -28,14 +28,14 @@ ERRORS = {"ENOSPC": 28, "EDQUOT": 122, "EIO": 5}
 
 
 class Faults:
-    """What fails for processes that have its environment: the disk below a folder, and the clock.
+    """Makes the disk below a folder and the clock fail, for processes with its environment.
 
     Args:
-        folder: for files of its own.
+        folder: folder for files of this object.
 
     Attributes:
-        environment: what such a process is started with.
-        below: the folder of the files.
+        environment: environment variables for such a process.
+        below: the folder whose files fail.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,21 +47,21 @@ class Faults:
         self.environment = {"LD_PRELOAD": str(compiler.build(SOURCE, folder)), "FAULTS": str(path)}
 
     def set(self, error: int = 0, microseconds: int = 0, seconds: int = 0) -> None:
-        """Fail with an errno, delay each write, or advance the clock, from now on."""
+        """From now on, fail with an errno, delay each write, or advance the clock."""
         self.memory[:] = LAYOUT.pack(error, microseconds, seconds, f"{self.below}/".encode())
 
 
 class Storm:
-    """Starts a training, hits it, and starts it again until it ends by itself.
+    """Starts a training, disturbs it, and starts it again until it finishes.
 
     Args:
-        start: starts the training, or goes on with it.
-        seconds: that it takes.
-        chance: the random numbers.
-        faults: to hit the disk and the clock as well.
+        start: starts or resumes the training.
+        seconds: duration of the training.
+        chance: source of random numbers.
+        faults: if given, disturb the disk and the clock too.
 
     Attributes:
-        told: what was done, and its result, one line for each.
+        told: a line for each disturbance and its result.
         ends: how often the training ended with which exit codes.
     """
 
@@ -77,9 +77,12 @@ class Storm:
         self.ends: Counter[tuple[int, ...]] = Counter()
 
     def hit(self, times: int) -> tuple[Job, int]:
-        """Hit the training so many times, or until it has ended well; return it, and what is left.
+        """Disturb the training so many times, or until it has finished.
 
-        Where all hits were made, it goes on untouched, and must end well at once.
+        After the last disturbance, the training continues, and must finish.
+
+        Returns:
+            The last job, and how many disturbances are left.
         """
         while times:
             job = self.start()
@@ -99,7 +102,7 @@ class Storm:
             assert not left, f"left behind: {left}\n{self}\n{job.log}"
             self.ends[tuple(job.codes)] += 1
             self.told.append(f"  ended with {job.codes}")
-            # TensorBoard's own thread shows why it could not write.
+            # TensorBoard's own thread prints a traceback if it can't write.
             shown = TRACKER_WAS_KILLED.sub("", job.log)
             assert self.faults or "Traceback" not in shown, f"{self}\n{job.log}"
             if not any(job.codes):
@@ -107,7 +110,7 @@ class Storm:
         return self.start().wait(), 0
 
     def _comes_to_a_moment(self, job: Job) -> bool:
-        """Wait for a step or, now and then, for a time; return False if it ends before."""
+        """Wait for a step or, sometimes, for a time; return False if the training ends before."""
         if self.chance.random() < 0.3:
             return not self._ended(job, self.chance.uniform(0, self.seconds))
         before = metrics.last_step(job.run_dir)
@@ -118,7 +121,7 @@ class Storm:
         return True
 
     def _ended(self, job: Job, seconds: float) -> bool:
-        """Wait so long; return whether a rank, or what started it, has ended before."""
+        """Wait for some seconds; return whether a rank or its launcher has ended before."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if any(process.poll() is not None for process in job.processes):

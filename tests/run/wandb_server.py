@@ -1,11 +1,11 @@
 """A stand-in for W&B's server: the part of its GraphQL that `wandb sweep` and `wandb agent` use.
 
-It was made by looking at what wandb 0.31 asks, and what it makes of the answers. It hands out the
-trials that a test names, one after another, and says "exit" after the last. A trial that ran when
-its agent fell silent comes first when another agent registers, as W&B does with preempted runs.
-There is no search in it, and it keeps nothing of the trials' own runs.
+It was written from the requests of wandb 0.31 and from how wandb uses the answers. It hands out the
+trials that a test names, one after another, and then says "exit". If an agent falls silent, its
+trial is the first one for the next agent that registers, as W&B does with preempted runs. It does
+not search, and it does not store the trials' runs.
 
-    python wandb_server.py ADDRESS CONFIG TRIALS    # prints its port; ends when its input does
+    python wandb_server.py ADDRESS CONFIG TRIALS    # prints its port; ends when its input ends
 """
 
 import json
@@ -26,14 +26,14 @@ class Server(ThreadingHTTPServer):
     """The server of one sweep.
 
     Args:
-        trials: the settings of each.
-        config: the sweep, as it was created.
-        address: where to listen.
+        trials: settings of each trial.
+        config: configuration of the sweep.
+        address: address to listen on.
 
     Attributes:
         started: ids of the trials that were handed out, in order.
-        stopping: ids of the trials that the agent is told to stop.
-        created: what `wandb sweep` sent.
+        stopping: ids of the trials that the agent must stop.
+        created: the sweep that `wandb sweep` sent.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Server(ThreadingHTTPServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes wandb talk to this server."""
+        """The environment variables with which wandb uses this server."""
         host, port = self.server_address[:2]
         return {"WANDB_BASE_URL": f"http://{host}:{port}", "WANDB_API_KEY": KEY}
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a query, without a field that was not asked for by name here."""
+        """Return the answer to a query, with only the fields that wandb needs."""
         (name,) = re.findall(r"(?:query|mutation)\s+(\w+)", query)[:1]
         if name == "Viewer":
             user = {"id": "VXNlcjox", "entity": "ada", "username": "ada", "email": "ada@localhost"}
@@ -84,7 +84,7 @@ class Server(ThreadingHTTPServer):
         return {}
 
     def commands(self, running: dict[str, bool]) -> list[dict[str, Any]]:
-        """Return what an agent is to do, which says what it runs."""
+        """Return the commands for an agent that runs these trials."""
         self.running = set(running)
         if stop := self.stopping & self.running:
             return [{"type": "stop", "run_id": run} for run in stop]
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        """Answer a GraphQL query; take everything else, such as telemetry, and say nothing."""
+        """Answer a GraphQL query. Any other request, such as telemetry, gets an empty answer."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         data: dict[str, Any] = {}
         if self.path == "/graphql":
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def config(project: Path) -> str:
-    """Return a project's sweep as `wandb sweep` reads it."""
+    """Return a project's sweep configuration as `wandb sweep` reads it."""
     return (project / "configs/sweep.yaml").read_text()
 
 

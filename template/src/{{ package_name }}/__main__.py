@@ -25,7 +25,7 @@ def train(argv: Sequence[str]) -> int:
     from .settings import Settings
 
     settings = Settings.parse(argv, about="Train the model. ")
-    # Before the import of torch, which takes a second: a signal must not kill the process then.
+    # Before the import of torch: it takes a second, in which a signal must not kill the process.
     stop = StopRequest.install()
     from .trackers.dispatch import left_behind
     from .train import run
