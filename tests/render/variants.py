@@ -1,4 +1,4 @@
-"""The files and packages that a project must have for its answers, without the template's help."""
+"""The files and packages that a project must have for its answers, listed without the template."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Answers = dict[str, Any]
 MODES = ("cpu", "single_node", "multi_node")
 TRACKERS = ("tensorboard", "wandb", "aim", "mlflow", "trackio")
 SERVERS = ("tensorboard", "aim", "mlflow", "trackio")
-# Finished images: a file for Apptainer, and a name for pyxis.
+# Existing images: a file for Apptainer, and a name for pyxis.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]
 # The commands that the answers choose, and their modules.
@@ -114,7 +114,7 @@ def launch_variants() -> Iterator[Answers]:
         ("none", "apptainer", "pyxis"),
         ("venv", "uv", "conda", "pixi"),
     ):
-        if container == "pyxis" and environment != "venv":  # one is enough for a finished image
+        if container == "pyxis" and environment != "venv":  # one is enough for an existing image
             continue
         yield {
             "launch_modes": modes,
