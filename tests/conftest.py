@@ -16,6 +16,8 @@ from tiers import is_full
 # This test needs an environment with another PyTorch, which `make test-torch` makes.
 collect_ignore = [] if os.environ.get("OTHER_PYTHON") else ["run/test_torch_versions.py"]
 
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
 # A process that a script starts in the background ignores SIGINT (Ctrl-C). Without this line, the
 # processes that the tests start would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
