@@ -1,4 +1,4 @@
-"""Shared by all tests: the option --no-skips, and the variants, which take long to render."""
+"""Shared by all tests: the option --no-skips, what each target runs, and all variants."""
 
 import os
 import pickle

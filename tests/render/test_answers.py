@@ -1,4 +1,4 @@
-"""Bad answers are refused with one clear message; odd but good ones arrive as they were given."""
+"""Bad answers are refused with one clear message. Unusual but good answers arrive unchanged."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The fast renderer does what Copier does, and plain Copier asks for no trust."""
+"""The fast renderer gives the same result as Copier, and Copier needs no --trust."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A project's files are in git, whatever its owner's own settings of git say."""
+"""All files of a project are in git, whatever the user's own settings of git are."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""The batch scripts, whole, as a person reviews them.
+"""The batch scripts are equal to reviewed copies.
 
-After a change that is meant: `pytest tests/render/test_golden.py --update-golden`, then read the
+After an intended change, run `pytest tests/render/test_golden.py --update-golden`, and read the
 difference as a user would read the script.
 """
 

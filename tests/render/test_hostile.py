@@ -1,4 +1,4 @@
-"""Whatever is given as an answer arrives unchanged, or is refused with one message."""
+"""Any text as an answer arrives unchanged, or is refused with one message."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Every variant is rendered: the right files, whole, parsable, and as if written by hand."""
+"""All variants are rendered with the right, complete files, which look as if written by hand."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""What AGENTS.md and .editorconfig say of a project is so, and CITATION.cff is one."""
+"""AGENTS.md and .editorconfig are true for a project, and CITATION.cff is valid."""
 
 import configparser
 import re

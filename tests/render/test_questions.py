@@ -1,4 +1,4 @@
-"""The questionnaire itself: what is asked, when, and what the answers that do not matter do."""
+"""The questions: which are asked, when, and what answers without an effect do."""
 
 import keyword
 import sys

@@ -1,4 +1,4 @@
-"""Imports between the modules of a project's package run one way."""
+"""Imports between the modules of a project's package go in one direction."""
 
 import ast
 from collections.abc import Iterator

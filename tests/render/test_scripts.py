@@ -1,4 +1,4 @@
-"""The batch scripts run, with stand-ins for Slurm's commands that note what they were asked."""
+"""The batch scripts run, with stand-ins for Slurm's commands that record how they are called."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Presets say what they were made after and when, and a form asks for the same."""
+"""Each preset names its sources and its date, and the issue form asks for the same."""
 
 import warnings
 from datetime import date, timedelta

@@ -1,4 +1,4 @@
-"""The questions as a person answers them: in a terminal of 80 columns."""
+"""A person answers the questions in a terminal of 80 columns."""
 
 import re
 import subprocess

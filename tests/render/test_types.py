@@ -1,4 +1,4 @@
-"""The Python of a project passes the type checker, as `make lint` starts it."""
+"""The Python code of a project passes the type checker, as in `make lint`."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Workflows, of a project and of this repository: pinned actions, and no token that lies about."""
+"""The CI workflows of a project and of this repository: pinned actions, and no exposed token."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`acceptance` where it is not to run, how small its jobs are, and what it shows of a log."""
+"""`acceptance`: where it refuses to run, how small its jobs are, and what it shows of a log."""
 
 import subprocess
 import sys

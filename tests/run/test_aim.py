@@ -1,4 +1,4 @@
-"""Aim, read back by its own reader."""
+"""What was logged to Aim is there, read with Aim's own reader."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A mistake is one clear line and a non-zero exit, and leaves nothing half-written."""
+"""A mistake gives one clear line and a non-zero exit code, and leaves no incomplete file."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The benchmarks still run, over a handful of steps. How fast anything is, no test asks."""
+"""The benchmarks run, with only some steps. No test checks a speed."""
 
 from pathlib import Path
 

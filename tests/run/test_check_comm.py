@@ -1,4 +1,4 @@
-"""The command check-comm: its results, and its errors when ranks are lost, hang or are wrong."""
+"""The command check-comm: its results, and its errors if ranks are lost, hang or are wrong."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What runs cost, added up from their folders and from Slurm's accounts."""
+"""The costs of runs, added up from their folders and from Slurm's accounts."""
 
 import csv
 import json

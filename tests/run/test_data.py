@@ -1,4 +1,4 @@
-"""Every sample goes to one rank, and files are read and fetched whole or not at all."""
+"""Each sample goes to one rank, and files are read and downloaded completely or not at all."""
 
 import functools
 import gzip

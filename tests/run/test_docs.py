@@ -1,4 +1,4 @@
-"""What README.md and a project's docs/examples.md tell to do is done."""
+"""The commands of README.md and of a project's docs/examples.md work."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""`doctor` finds what is wrong, says so on one line, and looks at the rest all the same."""
+"""`doctor` finds each problem, prints it on one line, and continues with the other checks."""
 
 import re
 import shutil

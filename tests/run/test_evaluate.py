@@ -1,4 +1,4 @@
-"""`evaluate` gives the numbers of the training, from a run or from a checkpoint alone."""
+"""`evaluate` gives the same numbers as the training, from a run or only from a checkpoint."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Evaluation is exact: however many ranks share it, each sample counts once."""
+"""Evaluation is exact: each sample counts once, with any number of ranks."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Every distinct Makefile, set-up, CI job and pyproject.toml of a project is run.
+"""Each distinct Makefile, set-up, CI job and pyproject.toml of a project is run.
 
-Environments borrow the packages of the tests: what is set up is found there already.
-tests/run/test_setup.py downloads them.
+The environments use the packages of the tests, so that the set-up finds all of them installed.
+tests/run/test_setup.py downloads packages.
 """
 
 import json

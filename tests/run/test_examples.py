@@ -1,4 +1,4 @@
-"""The examples that a project can start with, besides digits, which all other tests train."""
+"""The examples that a project can start with, except digits, which all other tests train."""
 
 import gzip
 import io

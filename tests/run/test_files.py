@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and nowhere but where they belong."""
+"""Files are written completely or not at all, and only where they belong."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""TFLOP/s and MFU of trainings whose operations are counted by hand here."""
+"""TFLOP/s and MFU of trainings whose operations are counted here by hand."""
 
 import math
 from collections.abc import Callable

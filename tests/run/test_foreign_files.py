@@ -1,8 +1,8 @@
-"""No file from elsewhere runs code, hangs a command or carries a secret away, whatever is in it.
+"""No file of another person runs code, hangs a command or copies a secret, whatever it contains.
 
-Pickles of every kind of call are put in the place of each file that `train --resume`, `runs`,
-`show`, `prune`, `plot`, `sync` and `sweep` open. A call that is made leaves a file behind.
-The second half puts pipes, links, and what unpacks to far too much there.
+The tests replace each file that `train --resume`, `runs`, `show`, `prune`, `plot`, `sync` and
+`sweep` open by pickles with each kind of call. If a call is made, it creates a file. The second
+half replaces files by pipes, links, and archives that unpack to far too many bytes.
 """
 
 import io

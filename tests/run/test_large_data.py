@@ -1,4 +1,4 @@
-"""What docs/large-data.md tells to do is done, on small files."""
+"""The instructions of docs/large-data.md work, on small files."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The same command serves every launcher, and says which ranks it found."""
+"""The same command works with each launcher, and logs which ranks it found."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""A learner of any kind trains, is measured, stops and goes on, predicts and is exported."""
+"""Learners of several kinds train, are evaluated, stop, resume, predict and are exported."""
 
 import json
 import os

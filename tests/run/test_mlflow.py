@@ -1,4 +1,4 @@
-"""What was logged to MLflow is there, read back by its own client, however the run went."""
+"""What was logged to MLflow is there, read with MLflow's own client, however the run ended."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""NOTIFY_URL gets how a run ended, and nothing that it does changes the run."""
+"""NOTIFY_URL gets a message about the end of a run, and no answer of it changes the run."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Each setting of the trainer does what it says."""
+"""Each setting of the trainer does what its help text says."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""Curves are drawn from what runs leave behind, and can be told apart."""
+"""Curves are drawn from the files of runs, and can be distinguished."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a checkpoint counts on is on disk before it: a power cut loses nothing of a checkpoint."""
+"""All files of a checkpoint are on the disk before its name: a power cut loses no checkpoint."""
 
 import shutil
 from pathlib import Path

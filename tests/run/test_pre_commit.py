@@ -1,4 +1,4 @@
-"""With pre-commit, git refuses a commit in which `make lint` finds a fault; also offline."""
+"""With pre-commit, git refuses a commit if `make lint` finds a fault, offline too."""
 
 import subprocess
 from pathlib import Path

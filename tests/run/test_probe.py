@@ -1,8 +1,8 @@
-"""The probe, on what other versions of Slurm print.
+"""The probe with the output of other versions of Slurm.
 
-The files in tests/recorded are recordings: a cluster of that version was started, with slurmdbd,
-and answered these commands. Of its configuration, the lines about other matters were cut. Debian 11
-brought 20.11, Debian 13 24.11, and Debian's unstable 26.05.
+The files in tests/recorded have the answers of real clusters with these versions and slurmdbd.
+Lines of the configuration that the probe does not read were removed. Version 20.11 is from Debian
+11, 24.11 from Debian 13, and 26.05 from Debian unstable.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""`--profile` records what it says, in any kind of training, and changes nothing else."""
+"""`--profile` records the chosen steps in any kind of training, and changes nothing else."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints are kept by rule and pruned, and a run that has finished does not begin again."""
+"""Old checkpoints are removed by the rules, and a finished run does not start again."""
 
 import json
 import os

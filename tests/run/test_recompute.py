@@ -1,4 +1,4 @@
-"""Activations that are computed again: the same training, with less to keep."""
+"""Activation recomputation: the same training with less memory."""
 
 from pathlib import Path
 

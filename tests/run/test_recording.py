@@ -1,4 +1,4 @@
-"""Numbers that model.py records come to one number over all ranks."""
+"""Numbers that model.py records become one number over all ranks."""
 
 import shutil
 import time

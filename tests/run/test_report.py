@@ -1,4 +1,4 @@
-"""The page about runs says what they were, fits in a mail, and does nothing in a browser."""
+"""The page about runs is right, small enough for an e-mail, and runs no code in a browser."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on where it was, and ends where the uninterrupted one does."""
+"""A stopped run continues where it was, and ends where the uninterrupted run ends."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A run folder has one owner, which keeps it while it lives; a dead one is followed."""
+"""A run folder has one owner while that lives. After its death, the next owner takes over."""
 
 import json
 import os

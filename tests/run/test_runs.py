@@ -1,4 +1,4 @@
-"""Runs that failed, hang or are lost are told from those that live, without a server."""
+"""`runs` tells failed, stuck and lost runs from live ones, without a server."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Settings: defaults < YAML < flags, checked, and saved as they took effect."""
+"""Settings: defaults < YAML < flags. They are checked, and saved as they were used."""
 
 import re
 import subprocess

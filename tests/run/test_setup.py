@@ -1,6 +1,6 @@
-"""A newcomer's first minutes: set up, check, train, by the commands that the README names.
+"""The first minutes of a new user: set up, check and train with the commands of the README.
 
-Environments are really made and filled, whatever the shell at hand has been told before.
+The tests make real environments and install packages, whatever the user's shell has set before.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""On a file system that shows what other nodes write late, and on one where locks fail."""
+"""A file system that shows other nodes' changes late, and one where locks fail."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What `show` and `runs` tell of runs is what the runs were."""
+"""What `show` and `runs` print about runs is true."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""All ranks stop before the same step, whether they ask before each or let some pass."""
+"""All ranks stop before the same step, whether or not they check before each step."""
 
 import json
 from pathlib import Path

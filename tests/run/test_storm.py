@@ -1,8 +1,8 @@
-"""A training that is hit at random moments, and started again, ends like one that nobody touched.
+"""A training that is disturbed at random moments and restarted ends like an undisturbed one.
 
     STORM=500 STORM_SEED=7 pytest tests/run/test_storm.py --log-cli-level=INFO
 
-hits each training 500 times; by default it is a few, with another seed each time.
+This disturbs each training 500 times. The default is a few times, with a new seed in each run.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A sweep with Optuna: its trials, its workers, what prunes and what stops them."""
+"""A sweep with Optuna: its trials, its workers, and what prunes and stops trials."""
 
 import json
 import os

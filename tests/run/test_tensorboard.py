@@ -1,4 +1,4 @@
-"""TensorBoard, read back by its own reader."""
+"""What was logged to TensorBoard is there, read with TensorBoard's own reader."""
 
 import json
 from pathlib import Path

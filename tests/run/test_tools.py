@@ -1,4 +1,4 @@
-"""Projects without the commands that answers can leave out."""
+"""Projects that were made without some commands."""
 
 import re
 import subprocess

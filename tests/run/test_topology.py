@@ -1,4 +1,4 @@
-"""A process without a core near its GPU is told so, by what Linux says of a node of two sockets."""
+"""A process without a core near its GPU gets a warning, from the files of a two-socket node."""
 
 from importlib import import_module
 from pathlib import Path

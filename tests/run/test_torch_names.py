@@ -1,4 +1,4 @@
-"""Names that PyTorch does not promise are in one module, and this version has each of them."""
+"""All names that PyTorch does not document are in one module, and this PyTorch has them."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""A run goes on with another PyTorch. `make test-torch` runs this, and names the other Python."""
+"""A run continues with another PyTorch. `make test-torch` runs this test with its Python."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""No tracker stops a run or slows it down; which one is chosen; what one missed is sent later."""
+"""No tracker stops or delays a run; trackers are chosen; `sync` sends later what one missed."""
 
 import json
 import logging

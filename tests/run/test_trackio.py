@@ -1,4 +1,4 @@
-"""trackio, read back by its own reader: what its server does with what runs have written."""
+"""What was logged to trackio is there, read with trackio's own reader and server."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a run costs, and where its time went, beside what is known from elsewhere."""
+"""The costs of a run, and where its time went, compared with other measurements."""
 
 import json
 import os

@@ -1,8 +1,9 @@
-"""Every tree of modules that answers can lead to is run.
+"""Each set of modules that answers can give is run.
 
-Each one is imported whole, and each of its commands asked for its help. Those that differ in what a
-training reads are trained by two ranks, stopped and resumed, with the trackers of their answers.
-tests/render/test_matrix.py renders all variants, and proves that each has the files of its tree.
+All modules of each set are imported, and each command prints its help. Sets that differ in the
+modules of a training are trained on two ranks, stopped and resumed, with the trackers of their
+answers. tests/render/test_matrix.py renders all variants, and checks that each has the files of its
+set.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Weights & Biases without an account, read back by its own reader."""
+"""Weights & Biases without an account, read with its own reader."""
 
 import json
 import logging

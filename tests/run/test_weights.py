@@ -1,4 +1,4 @@
-"""Weights as safetensors: `export` writes them, `--init-from` reads them, and so do others."""
+"""Weights as safetensors: `export` writes them; `--init-from` and other programs read them."""
 
 import json
 import os

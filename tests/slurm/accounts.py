@@ -1,7 +1,7 @@
-"""Accounts for a cluster of tests: slurmdbd, its database, and nodes that count their joules.
+"""Accounting for a test cluster: slurmdbd, its database, and nodes that count their energy.
 
 The database listens on a socket in the cluster's folder, and on no port. The nodes have the files
-that count joules on Cray's nodes. A process writes them: to Slurm, they are as good as real ones.
+in which Cray's nodes count joules. A process writes these files, and Slurm reads them as real ones.
 """
 
 import os
@@ -9,24 +9,24 @@ import shutil
 import subprocess
 from pathlib import Path
 
-WATTS = 1000  # of each node, whatever it does
+WATTS = 1000  # power of each node, whether it works or not
 
 
 def missing() -> str | None:
-    """Return why this machine's Slurm can't keep accounts, None if it can."""
+    """Return why this machine's Slurm can't keep accounts, or None if it can."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     found = {name: shutil.which(name, path=path) for name in ("slurmctld", "slurmdbd", "mariadbd")}
     if absent := [name for name, command in found.items() if not command]:
         return f"accounts need {', '.join(absent)}: run scripts/install-slurm.sh"
     version = subprocess.check_output([str(found["slurmctld"]), "-V"], text=True).split()[-1]
     if version.startswith("26.05"):
-        # As of November 2026: look again when Debian has newer packages.
+        # True in November 2026. Try again when Debian has newer packages.
         return f"slurmdbd {version} can't read what its database answers (error 5027)"
     return None
 
 
 def settings(folder: Path) -> str:
-    """Return lines of slurm.conf; jobs have the step `extern`, as at sites that contain them."""
+    """Return lines of slurm.conf. Jobs get the step `extern`, as at many sites."""
     return f"""\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=login
@@ -41,7 +41,7 @@ PrologFlags=Contain
 
 
 def configure(folder: Path) -> None:
-    """Write the configuration of slurmdbd, which only its user may read, and make its folders."""
+    """Write the configuration of slurmdbd, readable only for its user, and make its folders."""
     path = folder / "slurmdbd.conf"
     path.touch(mode=0o600)
     path.write_text(f"""\
@@ -59,7 +59,7 @@ StorageUser=root
 
 
 def database(folder: Path) -> tuple[str, ...]:
-    """Return the command of the database, which has no users of its own."""
+    """Return the command that starts the database, which has no users."""
     return (
         *("mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables", "--skip-networking"),
         *(f"--datadir={folder}/database", f"--socket={folder}/database.socket"),
@@ -69,7 +69,7 @@ def database(folder: Path) -> tuple[str, ...]:
 
 
 def meter(folder: Path) -> tuple[str, ...]:
-    """Return the command that counts the joules of a node."""
+    """Return the command that writes the joules of a node."""
     loop = f"""
     cd {folder}/joules
     echo {WATTS} W >power
@@ -83,9 +83,10 @@ def meter(folder: Path) -> tuple[str, ...]:
 
 
 def show_meter(folder: Path, node: str) -> str:
-    """Return what mounts the meter in the namespace of a node.
+    """Return the shell commands that mount the meter in the namespace of a node.
 
-    /sys takes no new folders, so that the node gets another one, with this machine's folders in it.
+    No folder can be made in /sys, so the node gets another /sys, which contains this machine's
+    folders.
     """
     return f"""
     new={folder}/sys-{node}

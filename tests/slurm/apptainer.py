@@ -1,8 +1,9 @@
-"""Apptainer for the tests, and what an image is built from without a registry.
+"""Apptainer for the tests, and the files to build an image without a registry.
 
 scripts/install-apptainer.sh makes a root file system that has Apptainer. The command `apptainer`
-here enters it in namespaces of its own: what it mounts goes when it ends. It sees the folders of
-this machine, and is root with all capabilities, which the root of a sandbox may lack.
+of this module enters it in new namespaces, so that its mounts disappear when it ends. There it sees
+the folders of this machine, and it is root with all capabilities, some of which the root of a
+sandbox may not have.
 """
 
 import os
@@ -20,7 +21,7 @@ ENTER = Path(__file__).parents[2] / "scripts/enter-system.sh"
 
 
 def missing() -> str | None:
-    """Return why this machine can't run Apptainer, None if it can."""
+    """Return why this machine can't run Apptainer, or None if it can."""
     return None if SYSTEMS.is_dir() else f"{SYSTEMS} is missing: run scripts/install-apptainer.sh"
 
 
@@ -32,9 +33,9 @@ def install(folder: Path) -> None:
 
 
 def download(requirements: Sequence[str], folder: Path) -> None:
-    """Download packages for the Python of the base image, from where this machine's pip has them.
+    """Download packages for the Python of the base image, from the index of this machine's pip.
 
-    What asks for PyTorch gets the build that the tests use: TORCH, from TORCH_INDEX.
+    If PyTorch is required, download the build that the tests use: TORCH, from TORCH_INDEX.
     """
     (python,) = (BASE / "usr/lib").glob("python3.*")
     index = os.environ.get("TORCH_INDEX")

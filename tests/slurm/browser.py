@@ -1,10 +1,10 @@
-"""Looks at a server's page with a real browser, on the server's node.
+"""Opens a server's page in a real browser, on the server's node.
 
     python browser.py PORT SOCKET PATH TEXT SCREENSHOT [USER PASSWORD]
 
-What `ssh -L PORT:SOCKET` does for a user, this does on the node: what comes to the port, it hands
-on to the socket; if that is empty, the page is at the port. Prints the page's title; fails if the
-text does not turn up.
+Like `ssh -L PORT:SOCKET`, it forwards connections from the port to the Unix socket. If SOCKET is
+empty, the server itself listens on the port. It prints the page's title, and fails if TEXT does not
+appear.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, so
 async def look(
     browser: Browser, address: str, text: str, screenshot: str, login: HttpCredentials | None
 ) -> None:
-    """Wait until a text is to be seen on a page, and take a picture of it."""
+    """Wait until a text is visible on a page, and take a screenshot."""
     viewport: ViewportSize = {"width": 1400, "height": 900}
     page = await browser.new_page(viewport=viewport, http_credentials=login)
     await page.goto(address)

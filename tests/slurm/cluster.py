@@ -1,9 +1,9 @@
 """A real Slurm cluster on this machine: slurmctld, munge and a slurmd for each node.
 
-Everything lives in namespaces of its own: processes, network, mounts, hostnames. The first process
-of the cluster reads from a pipe that the test holds; when the pipe closes, however that comes, the
-kernel ends all of the cluster's processes, and with them go networks and mounts. The machine's own
-Slurm, munge, network and /etc are not touched.
+The cluster has its own namespaces for processes, network, mounts and hostnames. Its first process
+reads from a pipe that the test keeps open. When the pipe closes for any reason, the kernel ends all
+processes of the cluster, and its networks and mounts disappear. The machine's own Slurm, munge,
+network and /etc do not change.
 
     test ──pipe── init                      "login": bridge, munged, slurmctld, sbatch
                    ├── slurmd n1, its jobs  n1: an address, a hostname
@@ -26,15 +26,15 @@ import psutil
 
 from . import accounts, pyxis
 
-PATIENCE = 300  # seconds; what takes longer hangs
+PATIENCE = 300  # seconds; if something takes longer, it hangs
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
 COVERAGE = ("BASH_ENV", "COVERAGE_FOLDER", "COVERAGE_PROCESS_START")
-SUBNET = "10.77.0"  # the cluster's network is closed to others, so any will do
-CORES, MEMORY, GPUS = 16, 32000, 4  # of a node, as Slurm believes; MEMORY in MB
+SUBNET = "10.77.0"  # any subnet works, because the cluster's network is isolated
+CORES, MEMORY, GPUS = 16, 32000, 4  # of a node, as configured in Slurm; MEMORY in MB
 
 
 def missing() -> str | None:
-    """Return why this machine can't have a cluster, None if it can."""
+    """Return why this machine can't run a cluster, or None if it can."""
     if not sys.platform.startswith("linux"):
         return "a Slurm cluster needs Linux"
     if os.geteuid() != 0:
@@ -47,23 +47,23 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """A cluster that runs as long as the `with` block.
+    """A cluster that runs during the `with` block.
 
     Args:
-        nodes: how many; they are called n1, n2, ...
-        settings: lines added to slurm.conf.
-        gpus: of each node.
-        memory: of each node, in MB.
-        cores: of each node.
-        job_submit: Lua with which Slurm looks at each job before it takes it.
-        cli_filter: Lua with which sbatch and srun look at what they are asked.
-        hasty: whether a job that is requeued starts at once, and a node that is silent is soon
-            given up. A machine that stands still for some seconds then loses jobs.
-        accounts: whether Slurm keeps accounts of jobs, for sacct, with the energy of the nodes.
+        nodes: number of nodes, which are called n1, n2, ...
+        settings: lines to add to slurm.conf.
+        gpus: GPUs of each node.
+        memory: memory of each node, in MB.
+        cores: CPU cores of each node.
+        job_submit: Lua code with which slurmctld checks each job before it accepts the job.
+        cli_filter: Lua code with which sbatch and srun check their options.
+        hasty: whether a requeued job starts at once, and Slurm soon gives up a node that does not
+            answer. If this machine then pauses for some seconds, Slurm loses jobs.
+        accounts: whether Slurm keeps accounts of jobs for sacct, with the energy of the nodes.
 
     Attributes:
-        folder: configuration, logs and state; removed at the end.
-        small: a folder on every node that holds 8 MiB, for tests of a full disk.
+        folder: folder of configuration, logs and state; removed at the end.
+        small: a folder on each node that can hold 8 MiB, for tests of a full disk.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Cluster:
         self.memory, self.cores, self.hasty = memory, cores, hasty
         self.job_submit, self.cli_filter = job_submit, cli_filter
         self.accounts = accounts
-        # munge accepts no folder below one that is closed to others, as pytest's are.
+        # munge refuses folders inside a folder that only its owner can open, such as pytest's.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-cluster-"))
         self.small = self.folder / "small"
         self.daemons: list[subprocess.Popen] = []
@@ -111,12 +111,12 @@ class Cluster:
         self.log.close()
         shutil.rmtree(self.folder)
 
-    # -- what users and administrators do ---------------------------------------------------------
+    # -- actions of users and administrators ------------------------------------------------------
 
     def run(
         self, *command: str, cwd: Path | None = None, check: bool = True, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the login node, in the environment of a fresh login."""
+        """Run a command on the login node, in the environment of a new login."""
         return subprocess.run(
             [*self.enter, f"--wd={cwd or self.folder}", "--", *command],
             env={**self.environment, **env},
@@ -128,7 +128,7 @@ class Cluster:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Keep Slurm's controller from answering meanwhile."""
+        """Stop Slurm's controller from answering during the `with` block."""
         waiting = [psutil.Process(daemon.pid) for daemon in self.daemons]
         inside = [child for each in waiting for child in each.children(recursive=True)]
         (controller,) = (each for each in inside if each.name() == "slurmctld")
@@ -137,26 +137,26 @@ class Cluster:
             yield
         finally:
             controller.resume()
-            # nsenter suspends itself with the process that it waits for.
+            # nsenter suspends itself when the process that it waits for is suspended.
             for process in waiting:
                 process.resume()
 
     def cut_off(self, node: str) -> None:
-        """Take a node off the network; its processes go on."""
+        """Disconnect a node from the network; its processes continue."""
         self.run("ip", "link", "set", f"to-{node}", "down")
 
     def mend(self, node: str) -> None:
-        """Connect a node again, and wait until Slurm gives it jobs."""
+        """Connect a node again, and wait until Slurm can start jobs on it."""
         self.run("ip", "link", "set", f"to-{node}", "up")
         self.wait_until_idle(node)
 
     @property
     def version(self) -> str:
-        """Slurm's, such as 24.11.5."""
+        """Slurm's version, such as 24.11.5."""
         return self.run("sinfo", "--version").stdout.split()[-1]
 
     def wait_until_idle(self, *nodes: str) -> None:
-        """Wait until nodes are up and without jobs."""
+        """Wait until nodes are up and have no jobs."""
         names = ",".join(nodes or self.nodes)
 
         def states() -> set[str]:
@@ -167,14 +167,14 @@ class Cluster:
 
     @property
     def logs(self) -> str:
-        """The last lines of all daemons."""
+        """The last lines of the logs of all daemons."""
         return "\n".join(
             f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
             for path in sorted(self.folder.glob("*.log"))
         )
 
     def said_of(self, job: str) -> str:
-        """What the daemons logged about a job."""
+        """Return what the daemons logged about a job."""
         return self.run(
             *("grep", "--no-filename", "--extended-regexp"),
             rf"(JobId=|job |\[|job0*){job}\b",
@@ -183,10 +183,10 @@ class Cluster:
         ).stdout
 
     def seen_by_nodes(self, path: Path) -> Path:
-        """Return where this test finds a path of the nodes that is mounted for them alone."""
+        """Return where this process finds a path that is mounted only on the nodes."""
         return Path(f"/proc/{self.root_process}/root{path}")
 
-    # -- how it is made ---------------------------------------------------------------------------
+    # -- start of the cluster ---------------------------------------------------------------------
 
     def _start(self) -> None:
         self.folder.chmod(0o755)
@@ -202,7 +202,7 @@ class Cluster:
             [
                 *("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--uts"),
                 *("--mount", "--propagation=private"),
-                # A shell reaps what its children leave, as the first process must.
+                # The first process must reap orphaned processes. A shell does this.
                 *("bash", "-c", "echo ready; while read -r; do :; done"),
             ],
             stdin=subprocess.PIPE,
@@ -304,13 +304,13 @@ class Cluster:
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         for number in range(self.gpus):
-            # As good as a GPU for Slurm, which only hands it out; it is /dev/null.
+            # Slurm only assigns GPUs to jobs, so a copy of the device /dev/null is enough.
             os.mknod(self.folder / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))
         addresses = {node: f"{SUBNET}.{number}" for number, node in enumerate(self.nodes, 2)}
         hosts = {"localhost": "127.0.0.1", "login": f"{SUBNET}.1", **addresses}
         devices = f"{self.folder}/gpu[0-{self.gpus - 1}]"
         files = {
-            # With names on a fast network of their own, as some sites have them.
+            # Each node also has names for a fast network, as at some sites.
             "hosts": "".join(
                 f"{address} {name} {name}-ib {name}i\n" for name, address in hosts.items()
             ),
@@ -374,7 +374,7 @@ PartitionName=urgent Nodes=ALL MaxTime=1-00:00:00 PriorityTier=10 PreemptMode=OF
 
 
 def cgroup_conf() -> str:
-    """Return the configuration for the kind of cgroups that this machine has."""
+    """Return the configuration for the version of cgroups on this machine."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     if any(kind == "cgroup" for _, _, kind, *_ in mounts):
         return "CgroupPlugin=cgroup/v1\n"
@@ -384,10 +384,10 @@ def cgroup_conf() -> str:
 def wait_for(
     condition: Callable[[], object], message: Callable[[], str], pause: float = 0.05
 ) -> None:
-    """Return once a condition holds; fail with the message if it takes too long.
+    """Wait until a condition is true; fail with the message if it takes too long.
 
-    `pause` is in seconds: to ask Slurm costs as much as some steps of the training that is waited
-    for.
+    `pause` is in seconds. Between queries of Slurm, it should be longer: such a query costs as much
+    CPU time as some steps of the training.
     """
     deadline = time.monotonic() + PATIENCE
     while not condition():

@@ -1,4 +1,4 @@
-"""A cluster for the tests of this folder, and rendered projects on it."""
+"""A cluster for the tests in this folder, and rendered projects on it."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ MakeProject = Callable[..., Project]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Three nodes."""
+    """A cluster with three nodes."""
     if reason := missing():
         pytest.skip(reason)
     with Cluster(nodes=3, hasty=True) as running:
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the command apptainer."""
+    """A folder with the command `apptainer`."""
     if reason := apptainer.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("commands")
@@ -46,7 +46,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _clear(cluster: Cluster) -> Iterator[None]:
-    """Leave an idle cluster to the next test."""
+    """After each test, cancel its jobs and wait until the cluster is idle."""
     yield
     cluster.run("scancel", "--full", "--signal=KILL", "--user=root", check=False)
     cluster.run("scancel", "--user=root", check=False)
@@ -55,7 +55,7 @@ def _clear(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> MakeProject:
-    """Return what renders a project for some answers, with a small network, and sets it up."""
+    """Return a function that renders a project with a small network, and sets it up."""
 
     def make(**answers: object) -> Project:
         root = tmp_path_factory.mktemp("project") / "demo"
@@ -67,7 +67,7 @@ def make_project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def set_up(root: Path) -> None:
-    """Do what `make setup` does, without the downloads: the packages of the tests are borrowed."""
+    """Do the same as `make setup`, but without downloads: use the packages of the tests."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
     (packages,) = (root / ".venv/lib").glob("python3*/site-packages")
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -83,7 +83,7 @@ def projects(make_project: MakeProject) -> dict[str, Project]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(projects: dict[str, Project]) -> Job:
-    """The job that the others are compared with; for both launchers, since they train alike."""
+    """The job to compare others with. It serves both launchers, because they train the same."""
     job = submit(projects["srun"])
     assert job.summary["global_step"] == STEPS
     return job
@@ -91,6 +91,6 @@ def uninterrupted(projects: dict[str, Project]) -> Job:
 
 @pytest.fixture(scope="session")
 def digits() -> list[str]:
-    """Flags for real MNIST where MNIST_DIR names it, else for synthetic digits."""
+    """Flags for MNIST in the folder MNIST_DIR, or for synthetic digits."""
     folder = os.environ.get("MNIST_DIR")
     return [f"--data-dir={folder}"] if folder else ["--dataset=synthetic"]

@@ -19,13 +19,13 @@ ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 
 @dataclass
 class Project:
-    """A rendered project that is set up on a cluster."""
+    """A rendered project that was set up on a cluster."""
 
     cluster: Cluster
     root: Path
 
     def sbatch(self, *arguments: str, **env: str) -> "Job":
-        """Submit as a user does, from the project's root: options, script, its arguments."""
+        """Submit a job from the project's root, as a user does: options, script, arguments."""
         done = self.cluster.run("sbatch", *arguments, cwd=self.root, check=False, **env)
         found = re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)
         assert found, done.stdout + done.stderr
@@ -34,36 +34,36 @@ class Project:
 
 @dataclass
 class Job:
-    """A job that was submitted, or the task of an array: its id has both numbers, as in 12_0."""
+    """A submitted job, or a task of a job array, whose id has both numbers, such as 12_0."""
 
     project: Project
     id: str
 
     @property
     def facts(self) -> dict[str, str]:
-        """What `scontrol show job` says."""
+        """The output of `scontrol show job`, by key."""
         shown = self.project.cluster.run("scontrol", "show", "job", "--oneliner", self.id)
         return dict(re.findall(r"(\S+?)=(\S*)", shown.stdout))
 
     @property
     def state(self) -> str:
-        """Such as PENDING, RUNNING, COMPLETED."""
+        """The state of the job, such as PENDING, RUNNING, COMPLETED."""
         return self.facts["JobState"]
 
     @property
     def restarts(self) -> int:
-        """How often the job went back to the queue."""
+        """How often the job was requeued."""
         return int(self.facts["Restarts"])
 
     @property
     def log(self) -> str:
-        """What the job said, over all its attempts, without the lines of steps."""
+        """The log of all attempts of the job, without the lines of steps."""
         paths = self.project.root.glob(f"logs/*-{self.facts['JobId']}.out")
         lines = [line for path in paths for line in path.read_text().splitlines()]
         return "\n".join(line for line in lines if not re.search(r"\] step \d+ ", line))
 
     def wait_until(self, *states: str) -> "Job":
-        """Wait until the job is in one of some states."""
+        """Wait until the job is in one of these states."""
         wait_for(
             lambda: self.state in states, lambda: f"job {self.id} is {self.facts}\n{self.log}", 0.2
         )
@@ -74,7 +74,7 @@ class Job:
         return self.wait_until(*ENDED)
 
     def wait_for_restart(self) -> "Job":
-        """Wait until the job is back in the queue, or beyond."""
+        """Wait until the job was requeued; it may run again already."""
         wait_for(
             lambda: self.restarts > 0 or self.state in ENDED,
             lambda: f"{self.facts}\n{self.log}",
@@ -97,7 +97,7 @@ class Job:
         return self
 
     def metrics(self) -> list[dict[str, float]]:
-        """The whole lines of metrics.jsonl."""
+        """The complete lines of metrics.jsonl."""
         return metrics.read(self.run_dir)
 
     @property
@@ -107,22 +107,22 @@ class Job:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run's summary.json; the job must have ended well."""
+        """The run's summary.json. The job must have succeeded."""
         assert self.wait().state == "COMPLETED", f"{self.facts}\n{self.log}"
         return json.loads((self.run_dir / "summary.json").read_text())
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The ranks' processes that are there now, by rank."""
+        """The ranks' processes that run now, by rank."""
         found = {}
         for process, env, words in self._processes():
-            # What starts ranks names their command too.
+            # The launchers of ranks also have the ranks' command in their command lines.
             starts = "demo.engine.torchrun" in words or "sweep" in words
             if "demo" in words and "train" in words and not starts:
                 found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
         return found
 
     def meets(self) -> bool:
-        """Whether the port is served where the ranks of the first step meet."""
+        """Return whether a process listens on the port where the ranks of the first step meet."""
         served = re.compile(rf":{20_000 + int(self.id):04X} \S+ 0A")
         for process, _, _ in self._processes():
             for name in ("tcp", "tcp6"):
@@ -137,13 +137,13 @@ class Job:
             process
             for process, env, words in self._processes()
             if words and Path(words[0]).name.lstrip("-") == "bash"
-            # From Slurm 26.05 on it is a step, too.
+            # Since Slurm 26.05, the batch script is a step too.
             if env.get("SLURM_STEP_ID", "-5") == "-5"
         ]
         return shell
 
     def _processes(self) -> Iterator[tuple[psutil.Process, dict[str, str], list[str]]]:
-        """The job's processes that have not ended: each with its environment and its command."""
+        """Yield the job's running processes, each with its environment and its command."""
         for process in psutil.process_iter():
             try:
                 env, words = process.environ(), process.cmdline()

@@ -1,7 +1,7 @@
-"""Both module systems on the test cluster, as Debian packages them, with modules for the tests.
+"""Both module systems on the test cluster, from Debian's packages, with modules for the tests.
 
-A system is laid over /usr and /etc in the namespaces of the cluster alone, and over that a folder
-with modules, where the system looks without being told.
+A module system is mounted over /usr and /etc, only in the namespaces of the cluster. Over this, a
+folder with modules is mounted where the module system looks by default.
 """
 
 import re
@@ -18,7 +18,7 @@ TCL = {
     "demo-tool/1.0": "conflict demo-tool\nprepend-path PATH /etc/tools/1.0",
     "demo-tool/2.0": "conflict demo-tool\nprepend-path PATH /etc/tools/2.0",
     "python/3.12": "setenv DEMO_PYTHON 3.12\nprepend-path PYTHONPATH /no/packages",
-    # It loads something before it gives up.
+    # It loads another module before it fails.
     "broken/1.0": 'module load python/3.12\nputs stderr "no licence today"\nexit 1',
     "rival/1.0": "conflict demo-tool",
     "needy/1.0": "prereq absent-tool/1.0",
@@ -29,7 +29,7 @@ LUA = {
     "demo-tool/2.0": 'prepend_path("PATH", "/etc/tools/2.0")',
     "kept/1.0": 'add_property("lmod", "sticky")\nsetenv("DEMO_KEPT", "yes")',
 }
-# In the place of a project's Python: a rank says what it finds.
+# Instead of a project's Python: it prints what a rank finds.
 PROBE = """#!/bin/bash
 [[ $1 == --version ]] && exec echo Python 3.12.1
 echo "found $(hostname) $(demo-tool) ${LOADEDMODULES:-none} kept=$DEMO_KEPT" \\
@@ -38,13 +38,13 @@ echo "found $(hostname) $(demo-tool) ${LOADEDMODULES:-none} kept=$DEMO_KEPT" \\
 
 
 def missing(system: str) -> str | None:
-    """Return why a module system can't be tested here, None if it can."""
+    """Return why a module system can't be tested here, or None if it can."""
     found = (SYSTEMS / system).is_dir()
     return None if found else f"{system} is needed: run scripts/install-modules.sh"
 
 
 def write(folder: Path, files: Mapping[str, str], ending: str = "") -> None:
-    """Write module files: in Tcl, or with the ending .lua in Lua."""
+    """Write modulefiles: in Lua if the ending is .lua, or else in Tcl."""
     for name, text in files.items():
         path = folder / f"{name}{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write(folder: Path, files: Mapping[str, str], ending: str = "") -> None:
 
 @contextmanager
 def installed(cluster: Cluster, system: str, folder: Path) -> Iterator[None]:
-    """Install a module system on all of a cluster, with the modules of the tests."""
+    """Install a module system on all nodes of a cluster, with the modules of the tests."""
     site = folder / "etc"
     write(site / system / "modules", TCL)
     if system == "lmod":
@@ -77,7 +77,7 @@ def installed(cluster: Cluster, system: str, folder: Path) -> Iterator[None]:
 
 
 def everywhere(cluster: Cluster, *commands: str) -> None:
-    """Run commands on the login node, and then on all others."""
+    """Run commands on the login node, and then on all other nodes."""
     shell = ("bash", "-euc", "\n".join(commands))
     cluster.run(*shell)
     cluster.run("srun", f"--nodes={len(cluster.nodes)}", "--ntasks-per-node=1", *shell)
@@ -94,6 +94,6 @@ def probe(make_project: MakeProject, names: str, **answers: object) -> Project:
 
 
 def found_by_ranks(job: Job) -> list[str]:
-    """Return what the ranks of a probe say, in the order of their nodes."""
+    """Return what the ranks of a probe print, in the order of their nodes."""
     assert job.wait().state == "COMPLETED", job.log
     return sorted(re.findall(r"^\d: found (.*)$", job.log, re.MULTILINE))

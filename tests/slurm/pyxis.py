@@ -1,4 +1,4 @@
-"""A stand-in for pyxis, which is compiled for the Slurm of this machine."""
+"""A stand-in for pyxis that is compiled for this machine's Slurm."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ HEADER = Path("/usr/include/slurm/spank.h")
 
 
 def missing() -> str | None:
-    """Return why the plugin can't be compiled here, None if it can."""
+    """Return why the plugin can't be compiled here, or None if it can."""
     if not shutil.which("gcc") or not HEADER.exists():
         return f"gcc or {HEADER} is missing: run scripts/install-slurm.sh"
     return None

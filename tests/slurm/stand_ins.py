@@ -1,4 +1,7 @@
-"""Rendered batch scripts with stand-ins for what they start, which say what they were given."""
+"""Rendered batch scripts, with stand-ins for the programs that they start.
+
+The stand-ins print their arguments.
+"""
 
 import re
 from collections import Counter
@@ -45,17 +48,19 @@ SRUN = """\
 PATH=${PATH#*stand-ins:} exec srun "$@"
 """
 INSTALL = 'echo "started on $(hostname) of 1: $0 $*"\n'
-# A file that users have: it says where the site's Apptainer is.
+# In this file of the user, PATH gets the folder of the site's Apptainer.
 SITE_SH = "PATH=$PWD/stand-ins:$PATH\n"
 
 
 @dataclass
 class Submitted:
-    """A script with what it sources, and the job that it became.
+    """A submitted batch script.
 
     Attributes:
-        root: the rendered project, as far as a batch script sees it.
-        path: of the script in the project.
+        answers: the answers that the script was rendered with.
+        root: folder with the files of the project that a batch script reads.
+        path: path of the script in the project.
+        id: Slurm's id of the job.
     """
 
     answers: Answers
@@ -65,11 +70,11 @@ class Submitted:
 
     @property
     def log(self) -> str:
-        """What the job said."""
+        """The output of the job."""
         return "".join(path.read_text() for path in self.root.glob(f"logs/*-{self.id}.out"))
 
     def fault(self, state: str) -> str:
-        """Return what differs from what the answers ask for; nothing if nothing does."""
+        """Return how the job differs from the answers, or "" if it does not."""
         found = Counter(re.findall(r"^(?: *\d+: )?started on \S+ of (\d+): (.*)$", self.log, re.M))
         wanted = self.expected()
         right = all(
@@ -81,7 +86,7 @@ class Submitted:
         return f"{state} {self.path} of {self.answers}: {wanted}, not {found}\n{self.log}"
 
     def expected(self) -> "Expected":
-        """Return what the answers ask for."""
+        """Return what the script must start with these answers."""
         a = {"gpus_per_node": 4, "nodes": 2, **complete(self.answers)}
         name = Path(self.path).stem
         gpu = a["launch_modes"] != ["cpu"] and name != "train_cpu"
@@ -109,14 +114,14 @@ class Submitted:
 
 @dataclass
 class Expected:
-    """How many tasks a script is to start, and words that the command of each must have."""
+    """The number of tasks that a script must start, and words in the command of each task."""
 
     tasks: int
     words: tuple[str, ...] | list[str]
 
 
 def set_up(root: Path, files: Mapping[str, str]) -> None:
-    """Write of a project what its batch scripts see, and the stand-ins."""
+    """Write the files of a project that its batch scripts read, and the stand-ins."""
     kept = {
         path: text
         for path, text in files.items()
@@ -138,6 +143,6 @@ def set_up(root: Path, files: Mapping[str, str]) -> None:
 
 
 def states(site: Cluster) -> dict[str, str]:
-    """Return the state of each job, by its number."""
+    """Return the state of each job by its id."""
     shown = site.run("squeue", "--noheader", "--states=all", "--format=%A %T").stdout
     return dict(line.split() for line in shown.splitlines())

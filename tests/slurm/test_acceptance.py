@@ -1,4 +1,4 @@
-"""`make acceptance` on a cluster with faults: the row of a check names each."""
+"""`make acceptance` on a cluster with faults: the row of a check names each fault."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""The checks before GPU hours are spent, as jobs on a cluster with and without faults."""
+"""The checks that run before GPU hours are spent, as jobs on a cluster with and without faults."""
 
 import json
 import re

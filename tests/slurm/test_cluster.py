@@ -1,4 +1,4 @@
-"""The cluster itself leaves the machine as it was, however it ends."""
+"""The test cluster leaves the machine unchanged, however it ends."""
 
 import shutil
 import signal

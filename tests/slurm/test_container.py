@@ -1,4 +1,4 @@
-"""Jobs in an image that is really built: they train, stop and come back as they do without it."""
+"""Jobs in an image that is built here train, stop and resume as they do without an image."""
 
 import itertools
 import json

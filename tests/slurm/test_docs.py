@@ -1,4 +1,4 @@
-"""The commands of the pages on Slurm do what they say, on a real cluster, and a run is drawn."""
+"""The commands in the pages about Slurm work on a real cluster, and a run is drawn."""
 
 import os
 import re

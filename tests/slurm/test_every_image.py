@@ -1,7 +1,7 @@
-"""Every distinct container definition is built by Apptainer, and passes its own %test.
+"""Apptainer builds each distinct container definition, and each image passes its own %test.
 
-What an image installs are stand-ins with the names and modules of the real packages;
-test_container.py builds one image with the real ones, and trains in it.
+The images install stand-ins with the names and modules of the real packages. test_container.py
+builds one image with the real packages, and trains in it.
 """
 
 import shutil

@@ -1,6 +1,6 @@
-"""Every distinct batch script, under every answer, is submitted, and starts what it is to start.
+"""Each distinct batch script is submitted, for all answers, and starts the right commands.
 
-What it starts are stand-ins for Python and Apptainer, which say what they were given.
+Stand-ins for Python and Apptainer print their arguments.
 """
 
 import subprocess

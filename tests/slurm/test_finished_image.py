@@ -1,4 +1,4 @@
-"""Jobs in an image that others have made: what it lacks is installed from inside of it."""
+"""Jobs in an existing image: packages that it lacks are installed from inside it."""
 
 import json
 import re

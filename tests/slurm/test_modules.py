@@ -1,4 +1,4 @@
-"""Module lines of the scripts, with the real module systems."""
+"""The module lines of the scripts, with the real module systems."""
 
 import re
 from collections.abc import Iterator

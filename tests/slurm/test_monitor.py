@@ -1,4 +1,4 @@
-"""Servers of the trackers as jobs: started, looked at with a browser, stopped."""
+"""The trackers' servers as jobs: started, opened in a browser, stopped."""
 
 import json
 import re

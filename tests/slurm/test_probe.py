@@ -1,4 +1,4 @@
-"""What a cluster says of itself becomes a project whose scripts that cluster takes."""
+"""The probe's answers about a cluster make a project whose scripts this cluster accepts."""
 
 import subprocess
 import sys

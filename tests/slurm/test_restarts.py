@@ -1,4 +1,4 @@
-"""Ranks that are lost start again in the same allocation, as often as they may."""
+"""Lost ranks start again in the same allocation, up to the limit."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What became of a job is told by its run and by Slurm together."""
+"""`runs` knows the state of a job from its run and from Slurm."""
 
 import json
 

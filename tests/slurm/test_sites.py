@@ -1,4 +1,4 @@
-"""Each preset of sites/ is submitted where Slurm refuses what that site refuses."""
+"""Each preset in sites/ is submitted to a Slurm that refuses what that site refuses."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A job runs the code that was submitted, however the folder changes; a chain has one run."""
+"""A job runs the code as it was submitted, even if the folder changes; a chain is one run."""
 
 import json
 import subprocess

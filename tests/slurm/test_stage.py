@@ -1,4 +1,4 @@
-"""Packages and data go to the nodes' own disks, and from there again at the end of the job."""
+"""Packages and data are copied to the nodes' own disks, and removed there at the job's end."""
 
 import os
 import re

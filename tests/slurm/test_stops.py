@@ -1,4 +1,4 @@
-"""A job that is stopped comes back by itself, and ends where the uninterrupted one does."""
+"""A stopped job is requeued by itself, and ends where the uninterrupted job ends."""
 
 import json
 import re

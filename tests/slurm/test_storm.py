@@ -1,4 +1,4 @@
-"""A job that is hit at random moments comes back, and ends like one that nobody touched.
+"""A job that is disturbed at random moments is requeued, and ends like an undisturbed one.
 
 STORM=50 STORM_SEED=7 pytest tests/slurm/test_storm.py --log-cli-level=INFO
 """

@@ -1,4 +1,4 @@
-"""The rendered scripts run on a cluster, submitted as a user submits them."""
+"""The rendered scripts run on a cluster, submitted as users submit them."""
 
 import itertools
 import json

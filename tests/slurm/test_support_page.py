@@ -1,4 +1,4 @@
-"""The commands of the page for support teams, and of their users, in a login shell with modules."""
+"""The commands in the page for support teams, in a login shell with modules."""
 
 import re
 import shutil

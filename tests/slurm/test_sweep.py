@@ -1,4 +1,4 @@
-"""Sweeps run on a cluster: their ranks, their workers, and what becomes of jobs that end."""
+"""Sweeps run on a cluster: their ranks, their workers, and jobs that end before them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A training that tests stop, and the checks that nothing tells of the stop in the end."""
+"""A training that tests stop, and checks that it ends like a training without a stop."""
 
 import re
 from pathlib import Path
@@ -20,29 +20,32 @@ both_launchers = pytest.mark.parametrize(
 
 
 def submit(project: Project, *options: str, flags: tuple[str, ...] = (), **env: str) -> Job:
-    """Submit the training that is to be stopped."""
+    """Submit the training that a test will stop."""
     flags = (*TRAINING, "--checkpoint-every=20", *flags)
-    # torchrun's scripts ask how many ranks a node has.
+    # The scripts for torchrun read the number of ranks on a node from this variable.
     env = {"RANKS_PER_NODE": "1", **env}
     return project.sbatch(*ON_TWO_NODES, *options, "slurm/train_cpu.sbatch", *flags, **env)
 
 
 def suspend(job: Job) -> Job:
-    """Suspend the ranks, as training might end before Slurm stops it; Slurm wakes whom it ends."""
+    """Suspend the ranks, so that the training can't finish before Slurm stops it.
+
+    Slurm resumes suspended processes before it ends them.
+    """
     for rank in job.ranks().values():
         rank.suspend()
     return job
 
 
 def check_same(job: Job, uninterrupted: Job, most_restarts: int = 1) -> None:
-    """Check that a job came back, and that in the end nothing tells that it was stopped."""
+    """Check that a job was requeued, and that it ended like the uninterrupted job."""
     check_end(job, uninterrupted)
     assert job.summary["resumed_from_step"] > 0
     assert 1 <= job.restarts <= most_restarts, job.log
 
 
 def check_end(job: Job, uninterrupted: Job) -> None:
-    """Check that a job has left what the uninterrupted one did."""
+    """Check that a job has the same results as the uninterrupted job."""
     assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]
     assert job.summary["test_accuracy"] == uninterrupted.summary["test_accuracy"]
     assert "Traceback" not in job.log
@@ -60,7 +63,7 @@ def check_end(job: Job, uninterrupted: Job) -> None:
 
 
 def check_checkpoints(folder: Path) -> None:
-    """Check that `latest` names a whole checkpoint, and that no half of one is left."""
+    """Check that `latest` names a complete checkpoint, and that no incomplete one is left."""
     latest = folder / (folder / "latest").read_text()
     assert torch.load(latest, weights_only=True)["position"]["step"] > 0
     assert not list(folder.glob("*.tmp"))

@@ -1,4 +1,4 @@
-"""An option for the one who makes a release."""
+"""The option --note-release, for the person who makes a release."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Real histories for the tests of updates: releases of the template, and projects with commits."""
+"""Git histories for the tests of updates: releases of the template, and projects with commits."""
 
 import subprocess
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import copier
 from renderer import cached
 
-# What git wants to know of a user, in the environment.
+# Environment variables with the author that git needs for a commit.
 IDENTITY = {"GIT_AUTHOR_NAME": "Test", "GIT_COMMITTER_NAME": "Test", "EMAIL": "test@example.org"}
 
 
@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def commit(folder: Path, message: str, tag: str = "") -> None:
-    """Commit everything in a folder, which becomes a repository if it is none; tag it if asked."""
+    """Commit all files in a folder, with a tag if one is given; make a repository if needed."""
     if not (folder / ".git").exists():
         git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "add", "--all")
@@ -48,7 +48,7 @@ def render(template: Path, folder: Path, answers: Mapping[str, Any], release: st
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return all files of a project but git's and Python's own, by path."""
+    """Return all files of a project by path, except those of git and Python."""
     return {
         str(path.relative_to(folder)): "" if path.suffix == ".png" else path.read_text()
         for path in sorted(folder.rglob("*"))

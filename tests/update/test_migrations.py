@@ -1,4 +1,4 @@
-"""What a release renames or removes is carried on: no answer is lost, and no edit."""
+"""After a release renames or removes something, no answer and no edit is lost."""
 
 import re
 import subprocess

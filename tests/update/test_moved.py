@@ -1,7 +1,7 @@
-"""Edits of a project go along when the template moves its files: real versions, edited in ten ways.
+"""Edits of a project are kept when the template moves its files, in ten ways of editing.
 
-The old versions are commits of this repository: the first that rendered a project, the last whose
-modules lay flat, the last with several modules for checkpoints, and more between them.
+The old versions are commits of this repository: the first that rendered a project, the last without
+subfolders of modules, the last with several modules for checkpoints, and some between them.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""The commands of the page on updates, typed in a project that has a newer version before it."""
+"""The commands in the page about updates work in a project that has a newer version to get."""
 
 import os
 import re

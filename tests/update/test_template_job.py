@@ -1,7 +1,7 @@
-"""The job of a project's CI that looks for a newer template, and opens a request that brings it.
+"""The CI job of a project that looks for a newer template and opens a pull or merge request.
 
-Copier, git, the remote and its push options are real. `gh` is a stand-in that writes down what it
-is asked for.
+Copier, git, the remote and its push options are real. `gh` is a stand-in that records its
+arguments.
 """
 
 import base64

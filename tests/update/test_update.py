@@ -1,7 +1,7 @@
-"""`copier update` brings a later template into a project that its owner has edited.
+"""`copier update` applies a later template to a project that its owner has edited.
 
-The histories are real: a repository with two tagged releases of the template, and a project with
-commits of its own.
+The git histories are real: a repository with two tagged releases of the template, and a project
+with its own commits.
 """
 
 import os
