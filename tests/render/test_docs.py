@@ -100,6 +100,8 @@ OURS = {
     "sed -i *": UPDATE_PAGE,
     "make demo": "tests/run/test_docs.py::def test_the_demo(",
     "make test": ".ci/run::make test",
+    "make test-all": ".ci/run:::-test-all}",
+    "cd copier-slurm-ddp": "tests/run/test_docs.py::cwd=root",
     ".venv/bin/python -m pytest tests/render -k license": ".ci/run::make test",
     "copier copy <address of this repository> my-project": (
         "tests/render/test_copier.py::def test_a_tagged_repository_is_copied_without_trust("
