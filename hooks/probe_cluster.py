@@ -566,7 +566,7 @@ def probe() -> str:
         SystemExit: Slurm is not here, or does not answer.
     """
     if not shutil.which("scontrol"):
-        sys.exit("error: there is no scontrol here: run this on a login node of a Slurm cluster")
+        sys.exit("error: scontrol is missing: run this on a login node of a Slurm cluster")
     shown = ask("scontrol", "show", "config") or ""
     found = re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", shown, re.MULTILINE)
     config = dict(reversed(found))  # the first of two counts
@@ -574,7 +574,7 @@ def probe() -> str:
     accounts = ask_accounts(cluster)
     partitions = ask_partitions(config, accounts)
     if not partitions:
-        sys.exit("error: Slurm shows no nodes: is its controller up? Try again, or ask your site")
+        sys.exit("error: Slurm shows no nodes: try again later, or ask your site if slurmctld runs")
     answers = job_answers(partitions, config, accounts) + environment_answers()
     answers.append(network_answer())
     about = f"the cluster {cluster}, asked on {socket.gethostname()}, Slurm {release}"
@@ -682,7 +682,7 @@ def read(file: str) -> str:
             return source.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", "not UTF-8")
-        sys.exit(f"error: {file} cannot be read ({reason}): name a file of answers")
+        sys.exit(f"error: can't read {file} ({reason}): name a file of answers")
 
 
 def is_plain(name: str) -> bool:
@@ -723,7 +723,7 @@ def write_site(site: str, template: str, file: str) -> None:
                 out.write(content.encode("utf-8", "surrogateescape"))
         os.rename(part, site)
     except OSError as error:
-        sys.exit(f"error: {site} cannot be written ({error.strerror}): name another folder")
+        sys.exit(f"error: can't write {site} ({error.strerror}): name another folder")
     finally:
         shutil.rmtree(part, ignore_errors=True)
     print(f"wrote {site}: check its settings.yml, then type: module use {site}/modulefiles")
@@ -751,7 +751,7 @@ def main() -> None:
         with open(file, "x", encoding="ascii") as out:
             out.write(answers)
     except OSError as error:
-        sys.exit(f"error: {file} cannot be written ({error.strerror}): name another file")
+        sys.exit(f"error: can't write {file} ({error.strerror}): name another file")
     print(f"wrote {file}: read it, then give it to copier copy --data-file")
 
 

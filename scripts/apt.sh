@@ -42,7 +42,7 @@ make_ubuntu() {
     mkdir -p "$keys"
     curl --fail --silent --show-error --location --output "$keys/keys.deb" \
         "$pool/ubuntu-keyring_2023.11.28.1-0.2_all.deb"
-    sha256sum --check --quiet <<<"$sum $keys/keys.deb" || fail "the keys of Ubuntu are not those that were seen"
+    sha256sum --check --quiet <<<"$sum $keys/keys.deb" || fail "ubuntu-keyring does not match its checksum: use another mirror"
     dpkg-deb --extract "$keys/keys.deb" "$keys"
     # debootstrap has the same script for all releases of Ubuntu, but does not know newer names.
     unshare --mount --propagation=private \

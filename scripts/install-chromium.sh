@@ -15,7 +15,7 @@ command -v chromium google-chrome >/dev/null || missing+=(chromium)
 prepare_apt "${missing[*]}"
 # Ubuntu has chromium only as a snap, which does not run in the namespaces of the tests.
 [[ ${missing[*]} != *chromium* ]] || ! grep -q '^ID=ubuntu' /etc/os-release ||
-    fail "there is no browser for the tests: install Chrome's own package by hand"
+    fail "no browser was found for the tests: install Chrome's own package by hand"
 
 apt-get update
 apt-get install --yes --no-install-recommends "${missing[@]}"

@@ -188,7 +188,7 @@ def known_sizes(file: Path, paths: Sequence[str]) -> list[int] | None:
     counts = json.loads(file.read_text("utf-8"))
     missing = [Path(path).name for path in paths if Path(path).name not in counts]
     if missing:
-        raise UsageError(f"{file} has no {missing[0]}: count the shards again, with make data")
+        raise UsageError(f"{file} has no {missing[0]}: run 'make data' to count the shards again")
     return [counts[Path(path).name] for path in paths]
 
 

@@ -132,7 +132,9 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
             "it, or use --dataset synthetic"
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"can't read {path} (the line of names not counted): {error}") from None
+        raise UsageError(
+            f"can't read {path} (its rows are counted without the line of names): {error}"
+        ) from None
     if not np.isfinite(values).all():
         row = int(np.isfinite(values).all(axis=1).argmin())
         raise UsageError(f"{path} has a value in row {row} that is not finite: remove the row")

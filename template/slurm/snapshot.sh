@@ -43,7 +43,7 @@ describe_code() {
 # refuse FOLDER WHY: removes an incomplete snapshot and ends the job.
 refuse() {
     rm -rf "$1" "$1.tar.gz"
-    fail "cannot keep the code in $PWD/.snapshots: ${2%%$'\n'*}: make room, or set CODE_SNAPSHOT=0 to run the code of this folder"
+    fail "can't keep the code in $PWD/.snapshots: ${2%%$'\n'*}: make room, or set CODE_SNAPSHOT=0 to run the code of this folder"
 }
 
 # Copies the code to .snapshots/HASH and sets `snapshot` to that hash of its contents.

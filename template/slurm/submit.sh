@@ -36,14 +36,14 @@ while ((${#ids[@]} < count)); do
     wait=--hold
     ((${#ids[@]} == 0)) || wait=--dependency=afterany:${ids[-1]}
     id=$(sbatch --parsable "${options[@]}" "$wait" "$script" "$@") ||
-        fail "sbatch refuses $script, as it says above: no job is left in the queue"
+        fail "sbatch refuses $script, see its output above: no job is left in the queue"
     ids+=("${id%%;*}")
 done
 for id in "${ids[@]}"; do
     [[ -z $snapshot ]] || ln -sfn "../.snapshots/$snapshot" "logs/code-$id"
     ((count == 1)) || echo "${ids[*]}" >"logs/chain-$id"
 done
-scontrol release "${ids[0]}" || fail "Slurm does not let job ${ids[0]} start, as it says above: no job is left in the queue"
+scontrol release "${ids[0]}" || fail "Slurm does not let job ${ids[0]} start, see its output above: no job is left in the queue"
 trap - EXIT
 echo "submitted ${ids[*]}${snapshot:+, with the code in .snapshots/$snapshot}"
 ((count == 1)) || echo "the jobs share a run, named after the first one unless --run-dir says otherwise; to end it: scancel ${ids[*]}"

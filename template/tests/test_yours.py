@@ -52,7 +52,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(yours: Yours)
     losses = [value for name, value in readings.items() if name.endswith("loss")]
     assert losses and all(map(math.isfinite, losses))
     if not trainer.settings.find_unused_parameters:
-        assert not left, "no part in a loss: use them, freeze them, or set find_unused_parameters"
+        assert not left, "not part of a loss: use them, freeze them, or set find_unused_parameters"
 
 
 def test_the_metric_that_decides_the_best_checkpoint_is_measured(yours: Yours) -> None:

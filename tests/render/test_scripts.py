@@ -550,11 +550,11 @@ def test_the_login_sessions_modules_are_kept_if_so_answered(
 def test_a_module_that_cannot_be_loaded_ends_the_job(render: Renderer, tmp_path: Path) -> None:
     project = submission(render, tmp_path, modules="missing/1.0\npython/3.12", module_purge=False)
     words = (
-        "module missing/1.0 cannot be loaded; near it, .* has missing/1.0 missing/2 missing/10.0$"
+        "module missing/1.0 can't be loaded; near it, .* has missing/1.0 missing/2 missing/10.0$"
     )
     refused(project, "train_multi_node", {}, words)
     facts = {"BASH_FUNC_module%%": ""}
-    refused(project, "train_multi_node", facts, "there is no module command on n1")
+    refused(project, "train_multi_node", facts, "the module command is missing on n1")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_without_snapshots_a_job_runs_the_folder(project: Submission) -> None:
     [
         ("size", "code has 60 MiB, and 50 are the most.*move data out of src/.*CODE_SNAPSHOT=0"),
         ("gone", r"snapshots/0123, the code of this job, is gone: submit the job again"),
-        ("disk", "cannot keep the code in .*snapshots: .*: make room, or set CODE_SNAPSHOT=0"),
+        ("disk", "can't keep the code in .*snapshots: .*: make room, or set CODE_SNAPSHOT=0"),
         ("value", "CODE_SNAPSHOT is 'yes': it must be 0 or 1"),
     ],
 )
@@ -179,8 +179,11 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
         (("SCRIPT=slurm/none.sbatch",), "slurm/none.sbatch is not a batch script: it does not"),
         (("SCRIPT=Makefile",), "Makefile is not a batch script"),
         (("SBATCH=--array=0-3",), "a chain is one run, and each task of an array has its own"),
-        (("LIMIT=1",), "sbatch refuses slurm/train_cpu.sbatch, as it says above: no job is left"),
-        (("BUSY=yes",), "Slurm does not let job 11 start, as it says above: no job is left"),
+        (
+            ("LIMIT=1",),
+            "sbatch refuses slurm/train_cpu.sbatch, see its output above: no job is left",
+        ),
+        (("BUSY=yes",), "Slurm does not let job 11 start, see its output above: no job is left"),
         (("SBATCH=--qos=a --wait",), "--wait is for sbatch itself: leave it out"),
         (("N=",), "N is '': it must be a number of jobs"),
     ],

@@ -38,7 +38,7 @@ TYPED = {
     "mail_user": ("ada@", "address such as ada@example.org", "ada@example.org"),
     "signal_lead_seconds": ("120", "expected 30 to 59", "31"),
     "sbatch_options": ("--account=a", "answer account", ""),
-    "cpu_sbatch_options": ("--array=1", "only at each submit", ""),
+    "cpu_sbatch_options": ("--array=1", "give it to sbatch itself", ""),
     "srun_options": ("--wait=0", "the scripts set it", ""),
     "site_script": ("exit 1", "exit, exec and set -e end jobs", ""),
     "modules": ("cuda 12", "one on each line, such as cuda/12.4", "cuda/12.4"),
@@ -100,7 +100,7 @@ def test_a_time_limit_that_may_be_meant_as_hours(
         terminal.type(*(["Digits"] if name == "project_name" else []), ENTER)
     terminal.wait_for(head("time_limit"))
     terminal.type(CLEAR, "2", ENTER)
-    terminal.wait_for_message("time_limit", "for hours 2:00:00, minutes 2:00")
+    terminal.wait_for_message("time_limit", "hours: 2:00:00, minutes: 2:00")
     terminal.type(CLEAR, "2:00", ENTER)
     for name in ("partition", "account", "modules", "trackers", "example"):
         terminal.wait_for(head(name))

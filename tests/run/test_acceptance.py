@@ -23,7 +23,7 @@ def test_what_it_does_not_know_is_refused(project: Path, tmp_path: Path) -> None
     (tmp_path / "sbatch").chmod(0o755)
     other = {"SBATCH_CLUSTERS": "other"}
     for path, flags, said, *env in (
-        ("", [], "error: sbatch is not here: run this on a login node of a Slurm cluster"),
+        ("", [], "error: sbatch is missing: run this on a login node of a Slurm cluster"),
         (str(tmp_path), ["--only", "train"], "error: --only train: no such check: expected "),
         (str(tmp_path), ["--lr=fast"], "lr"),
         (str(tmp_path), ["--wait=nan"], "argument --wait: invalid positive value: 'nan'"),
@@ -69,7 +69,7 @@ def test_no_job_gets_more_time_than_its_script_asks_for(jobs: ModuleType, limit:
     [
         ("", "its log is empty"),
         ("one\ntwo\n", "two"),
-        ("error: module x cannot be loaded\nsrun: error: n1: task 0: Exited\n", "error: module x"),
+        ("error: module x can't be loaded\nsrun: error: n1: task 0: Exited\n", "error: module x"),
         ("1: Traceback\n1:   line\n1: ValueError: bad\n0: error: rank 1 left\n", "ValueError: bad"),
         ("0: 11:22:33 [rank 0] error: no room\nslurmstepd: error: step\n", "error: no room"),
         ("tensorboard  ok\nwandb        FAILED  no key\nlast\n", "wandb FAILED no key"),

@@ -17,8 +17,8 @@ from .conftest import QUICK, Launch, clean_environment, edited, sign, spawn, sru
     ("flags", "message"),
     [
         (["--device=cuda"], "sees no GPU"),
-        (["--device=mps"], "device is mps, but this machine has none"),
-        (["--backend=nccl"], "backend nccl needs other GPUs"),
+        (["--device=mps"], "device is mps, but this machine has no such GPU"),
+        (["--backend=nccl"], "backend nccl does not support device"),
         (["--world-size=3"], r"world_size is 3, but the launcher (srun) gave 2 rank(s)"),
         (["--dataset=mnist", "--data-dir=nowhere"], "no train-images-idx3-ubyte[.gz] in"),
         (["--global-batch-size=33"], "use a multiple of 2, such as 32"),
@@ -173,7 +173,7 @@ def _runs(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_loss_that_is_no_number_ends_the_run(launch: Launch) -> None:
     job = launch(2, "--lr=1e30", "--warmup=0", "--log-every=10")
     assert job.codes == [1, 1]
-    assert "train/loss is nan at step 10, which is not saved: lower lr" in job.log
+    assert "train/loss is nan at step 10, so no checkpoint is saved: lower lr" in job.log
     assert "Traceback" not in job.log
 
 
@@ -315,7 +315,7 @@ def test_a_log_that_is_a_link_is_refused(launch: Launch, tmp_path: Path) -> None
     [
         (r"raise ValueError('mine \x1b[2J\n\nof two lines')", r"ValueError: mine \x1b[2J"),
         ("raise SystemExit('mine\\nof two lines')", "mine"),
-        ("import mine_alone", "error: there is no module mine_alone ("),
+        ("import mine_alone", "error: module mine_alone is missing ("),
         ("print('mine'); raise SystemExit(3)", ""),
     ],
 )

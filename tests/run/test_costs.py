@@ -170,7 +170,7 @@ def test_energy_is_slurms_and_never_counted_twice(
 
     sacct.unlink()
     assert "node_kWh" not in costs.attempts({runs["1"]: float(SECOND)})[0].costs
-    assert "sacct can't be asked: sacct failed: /bin/cat: " in capsys.readouterr().err
+    assert "sacct does not answer: sacct failed: /bin/cat: " in capsys.readouterr().err
 
 
 EVIL = {

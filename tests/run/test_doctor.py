@@ -124,7 +124,7 @@ def test_all_is_well_on_a_laptop(place: Place) -> None:
     assert (code, troubles(found), found[-1]) == (0, [], "0 error(s), 0 warning(s)")
     (dataset,) = lines(found, "dataset")
     assert "synthetic: train 15000, validation 5000, test 1001" in dataset
-    assert "sbatch is not here" in lines(found, "scripts")[0]
+    assert "sbatch is missing" in lines(found, "scripts")[0]
     assert not list((place.project / "runs").iterdir())
 
 
@@ -371,7 +371,7 @@ def test_the_image_is_started(tmp_path: Path) -> None:
     )
     code, found = place.doctor(*QUIET)
     assert code == 0, found
-    assert re.match("warning .*there is neither apptainer nor sing", lines(found, "scripts")[0])
+    assert re.match("warning .*neither apptainer nor singularity is on", lines(found, "scripts")[0])
     place.commands({"apptainer": "echo Python 3.12.1"})
     site.write_text(f"PATH={place.bin}:$PATH")
     code, found = place.doctor(*QUIET)

@@ -129,7 +129,7 @@ def test_a_checkpoint_that_was_copied_elsewhere_is_enough(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{tmp}/none"], "no checkpoint is in {tmp}/none: give a step-*.pt file, or a run folder"),
+        (["{tmp}/none"], "{tmp}/none has no checkpoint: give a step-*.pt file, or a run folder"),
         (["{run}", "--data-dir={tmp}/none", "--world-size=2"], "world_size is 2, but the launcher"),
         (
             ["{run}", "--output={tmp}/no/o.json"],
@@ -192,7 +192,7 @@ def test_a_job_that_staged_its_data_elsewhere_finds_them(project: Path, tmp_path
     for command in ("evaluate", "export"):
         words = ["demo", command, str(trained.run_dir)]
         lost = spawn(project, tmp_path / command, [words], [{}]).wait()
-        check_error(lost, "the run's data were in $STAGED/small of its job: give --data-dir")
+        check_error(lost, "data_dir of the run is $STAGED/small, a folder that its job had: set")
 
 
 def test_trackers_get_each_number_once(run: Job, project: Path, tmp_path: Path) -> None:

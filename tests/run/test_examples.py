@@ -244,7 +244,7 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "test")
     assert len(files().test) == 10
     (tmp_path / "train/0002.parquet").touch()
-    with pytest.raises(error, match=r"parquet-sizes\.json has no 0002\.parquet: count the shards"):
+    with pytest.raises(error, match=r"parquet-sizes\.json has no 0002\.parquet: run .make data"):
         rows()
 
 
@@ -253,8 +253,8 @@ def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> N
     kinds, transforms = images.module("files").SHARDS, images.module("transforms")
     content = jpegs.jpeg(np.random.default_rng(0), 40)
     sample = images.module("files").Sample
-    for bad, said in ((b"no", "is no image"), (content[:-200], "is damaged")):
-        with pytest.raises(error, match=f"cat {said} .*: leave it out"):
+    for bad, said in ((b"no", "is not a readable image"), (content[:-200], "is damaged")):
+        with pytest.raises(error, match=f"cat {said}.*: remove it"):
             transforms.augment(sample("cat", bad, 0), 24, 0.25)
     path = tmp_path / "0.tar"
     with tarfile.open(path, "w") as archive:

@@ -359,7 +359,7 @@ def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
     spoil(run / name, beside / "secret")
     for read in READ[name]:
         with pytest.raises(
-            (UsageError, OSError), match=r"it is (a link|no regular file|a hard link to)"
+            (UsageError, OSError), match=r"it is (a link|not a regular file|a hard link to)"
         ):
             read(run)
     written = [*run.glob("tensorboard/*"), *run.glob("attempts/*-*")]
@@ -408,7 +408,7 @@ def test_an_archive_that_unpacks_to_many_times_its_size(run: Path, name: str) ->
     with zipfile.ZipFile(run / name, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("archive/data.pkl", bytes(2**24))
     sign(run / name, run / name)
-    message = r"16777216 bytes in an archive of \d+"
+    message = r"its \d+ bytes unpack to 16777216"
     if name == STEP:
         with pytest.raises(UsageError, match=message):
             as_source(run)
@@ -495,7 +495,7 @@ def test_safetensors_of_many_tensors_or_of_any_size(project: Path, beside: Path)
     with pytest.raises(UsageError, match="it has more than 1000000 values"):
         initialize(path)
     a_pipe(path, path)
-    with pytest.raises(UsageError, match="no checkpoint is in"):
+    with pytest.raises(UsageError, match="has no checkpoint"):
         initialize(path)
 
 

@@ -232,4 +232,4 @@ def test_a_hook_of_another_name_is_refused(full_project: Path, tmp_path: Path) -
     job = srun(copy, tmp_path / "run", 1).wait()
     assert job.codes == [1]
     (line,) = [line for line in job.log.splitlines() if "error:" in line]
-    assert "nothing calls on_train_start in model.py: the hooks are on_start, on_step," in line
+    assert "on_train_start in model.py is not a hook: the hooks are on_start, on_step," in line

@@ -565,7 +565,7 @@ def test_patience_ends_a_run_and_steps_between_validations_are_counted(
     assert [line["step"] for line in lines(job, "validation/loss")] == [5, 10, 15]
     summary = job.summary
     assert (summary["best_step"], summary["global_step"]) == (5, 15)
-    assert "no better for 2 validations: the training ends at step 15" in job.log
+    assert "no improvement for 2 validations: the training ends at step 15" in job.log
     again = train(learners, tmp_path / "run", 1, *flags, KIND="Worse")
     assert "nothing is left to do" in again.log and again.codes == [0]
 
@@ -678,14 +678,14 @@ def test_what_fails_after_the_training_costs_itself_alone(learners: Path, tmp_pa
     for number, (code, env) in enumerate([(1, {}), (0, {"SWEEP_TRIAL": "1"})]):
         job = train(learners, tmp_path / f"{number}", 2, "--max-steps=2", KIND="Several", **env)
         assert job.codes == [code, 0], job.log
-        assert job.log.count("is finished, but not all was written: cannot predict several") == 1
+        assert job.log.count("hooks failed: cannot predict several") == 1
         assert json.loads((job.run_dir / "summary.json").read_text())["global_step"] == 2
         assert json.loads((job.run_dir / "status.json").read_text())["status"] == "finished"
 
 
 def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> None:
     job = train(learners, tmp_path / "run", 2, KIND="Unused")
-    check_error(job, "some parameters had no part in the loss", "--find-unused-parameters")
+    check_error(job, "some parameters did not contribute to the loss", "--find-unused-parameters")
     for flags in (("--find-unused-parameters",), ("--freeze", "spare.*")):
         job = train(learners, tmp_path / flags[0], 2, *flags, "--max-steps=3", KIND="Unused")
         assert job.summary["global_step"] == 3
@@ -784,8 +784,8 @@ SAID = {
     "a vector as loss": "the loss in model.py returned a tensor of shape (1,): it must be the mean",
     "a number as loss": "the loss in model.py returned 3.0: it must be the mean",
     "no loss": "the loss in model.py returned None: it must be the mean",
-    "nan": "train/loss is nan at step 1, which is not saved: lower lr",
-    "nan as best": "validation/loss is nan at step 4, which is not saved: lower lr",
+    "nan": "train/loss is nan at step 1, so no checkpoint is saved: lower lr",
+    "nan as best": "validation/loss is nan at step 4, so no checkpoint is saved: lower lr",
     "no best": "best in model.py is ('validation/f1', 'max'): it must be a metric of the",
     "best of training": "best in model.py is ('train/loss', 'min'): it must be a metric of the",
     "best upwards": "best in model.py is ('validation/loss', 'up'): it must be a metric of the",
@@ -801,10 +801,10 @@ SAID = {
     "a list of networks": "build in model.py returned list: return one Module, or a dictionary",
     "a list of optimizers": "optimizers in model.py returned list: return one Optimizer, or a",
     "no such optimizer": "train_step updates with 'critic', but optimizers in model.py returned",
-    "no build": "Model in model.py has no method 'build': learner.py describes it",
-    "no optimizers": "Model in model.py has no method 'optimizers': learner.py describes it",
-    "no method loss": "Model in model.py has no method 'loss': learner.py describes it",
-    "no learner": "model.py has no 'class Model(Learner)', whose methods say what is trained",
+    "no build": "Model in model.py has no method 'build': add it, as in learner.py",
+    "no optimizers": "Model in model.py has no method 'optimizers': add it, as in learner.py",
+    "no method loss": "Model in model.py has no method 'loss': add it, as in learner.py",
+    "no learner": "model.py has no 'class Model(Learner)': add it with the methods of learner.py",
     "nothing loaded": "load in data.py returned NoneType without 'train': return Datasets(",
     "three sets": "load in data.py returned tuple without 'train': return Datasets(",
     "nothing collated": "collate in data.py returned None: return a batch of tensors",
@@ -841,10 +841,10 @@ def test_a_model_of_functions_is_told_what_it_lacks(
     (old / "src" / "demo" / "model.py").write_text(text)
     words = [command, str(alone.run_dir)] if command == "predict" else [command]
     job = spawn(old, tmp_path / "run", [["demo", *words, "--device=cpu"]], [{}]).wait()
-    check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md explains them")
+    check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md explains")
     (old / "src" / "demo" / "model.py").write_text("import torch\nimport torhc\n")
     job = spawn(old, tmp_path / "typo", [["demo", *words, "--device=cpu"]], [{}]).wait()
-    check_error(job, "there is no module torhc (", "src/demo/model.py, line 2): if the")
+    check_error(job, "module torhc is missing (", "src/demo/model.py, line 2): if the")
     assert not (old / "runs").exists()
 
 

@@ -92,7 +92,7 @@ def untold(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 def warnings(job: Job) -> list[str]:
     """Return what the log says of the webhook, which must be in log.txt, too."""
     said, kept = (
-        re.findall(r"NOTIFY_URL did not take how the run ended: (.*)", text)
+        re.findall(r"NOTIFY_URL was not told how the run ended: (.*)", text)
         for text in (job.log, (job.run_dir / "log.txt").read_text())
     )
     assert said == kept

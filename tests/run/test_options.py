@@ -290,7 +290,7 @@ def test_provenance_holds_changes_that_were_not_committed(
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert facts()["commit"] is None
     assert caplog.messages == [
-        "provenance.json has no commit: 'git rev-parse HEAD' fails here and says why"
+        "provenance.json has no commit: run 'git rev-parse HEAD' here to see why"
     ]
 
 

@@ -199,7 +199,7 @@ def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: st
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["nowhere"], "no folder nowhere"),
+        (["nowhere"], "nowhere is not a folder"),
         ([], "nothing to draw: name folders"),
         (["{}/empty"], "nothing to draw: name folders"),
         (["{}/run", "--metrics", "loss"], "'loss' among its metrics: train/loss, train/lr"),

@@ -318,7 +318,7 @@ def test_without_slurm(tmp_path: Path) -> None:
     done = run(tmp_path, str(tmp_path))
     assert done.returncode == 1
     assert done.stderr == (
-        "error: there is no scontrol here: run this on a login node of a Slurm cluster\n"
+        "error: scontrol is missing: run this on a login node of a Slurm cluster\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -486,9 +486,9 @@ def test_a_site_is_probed_without_a_file_of_answers(ask: Ask, tmp_path: Path) ->
                 ("site_script: |\n  a\n# b\n\n  c\n", 5, "NAME: ANSWER, found c"),
             )
         ),
-        (None, ("--site", "new"), "answers.yml cannot be read (No such file or directory): name a"),
-        ("\udcff", ("--site", "new"), "answers.yml cannot be read (not UTF-8): name a file of an"),
-        ("a: 1\n", ("--site", "file/new"), "/file/new cannot be written (Not a directory): name"),
+        (None, ("--site", "new"), "can't read answers.yml (No such file or directory): name a"),
+        ("\udcff", ("--site", "new"), "can't read answers.yml (not UTF-8): name a file of an"),
+        ("a: 1\n", ("--site", "file/new"), "/file/new (Not a directory): name"),
         ("a: 1\n", ("--template", "x"), "--template needs --site DIR, the new folder of the mod"),
     ],
 )
@@ -518,6 +518,6 @@ def test_a_full_disk_leaves_no_part_of_a_site(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 1
-    said = f"error: {tmp_path}/new cannot be written (File too large): name another folder\n"
+    said = f"error: can't write {tmp_path}/new (File too large): name another folder\n"
     assert done.stderr == said
     assert [path.name for path in tmp_path.iterdir()] == ["answers.yml"]

@@ -193,7 +193,7 @@ def test_a_full_disk(project: Path, plain: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--profile=20:10",), "profile is '20:10': it must be the first step, 1 or later"),
+        (("--profile=20:10",), "profile is '20:10': it must be FIRST:END, such as 10:20"),
         (("--profile=10:10",), "profile is '10:10': it"),
         (("--profile=0:10",), "profile is '0:10': it"),
         (("--profile=abc",), "profile is 'abc': it"),

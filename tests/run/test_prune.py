@@ -274,7 +274,7 @@ def test_a_finished_run_does_not_begin_again(
     assert before == ((run / "summary.json").read_bytes(), (run / "metrics.jsonl").read_bytes())
     longer = launch(1, *KEPT, "--max-steps=50", name=name)
     assert longer.codes == [1]
-    assert f"{run} has a run that finished at step 33, and no checkpoint to go on from" in (
+    assert f"{run} has a run that finished at step 33, and no checkpoint to resume from" in (
         longer.log
     )
     # It can be started again, and what was there is kept.
@@ -318,4 +318,4 @@ def test_a_command_line_without_runs(project: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert prune(project, tmp_path / "empty") == (0, ["0.0 MiB freed in all"])
     code, said = prune(project, tmp_path / "nowhere")
-    assert code == 1 and said[0].startswith(f"error: no folder {tmp_path}/nowhere: name that of a")
+    assert code == 1 and said[0].startswith(f"error: {tmp_path}/nowhere is not a folder: name a")

@@ -432,5 +432,5 @@ print(*said, *({{"torch", "matplotlib.pyplot"}} & set(sys.modules)), sep="|")
     assert done.returncode == 0, done.stderr
     nothing, nowhere, unwritable = done.stdout.splitlines()[-1].split("|")
     assert nothing.startswith("nothing to report: name folders of runs")
-    assert nowhere.startswith("no folder nowhere")
+    assert nowhere.startswith("nowhere is not a folder")
     assert unwritable.startswith("can't write /proc/x.html: ") and "change --output" in unwritable

@@ -372,8 +372,8 @@ def test_a_fresh_start_moves_aside_what_it_replaces(launch: Launch, tmp_path: Pa
     before = {name: (run / name).read_bytes() for name in kept}
 
     anew = launch(1, *flags, "--max-steps=4")
-    assert "is undamaged: starting from step 0" in anew.log
-    assert "moved what this run would replace" in anew.log
+    assert "are damaged: starting from step 0" in anew.log
+    assert "moved files of an earlier attempt" in anew.log
     assert anew.summary["resumed_from_step"] is None
     assert {name: (run / "earlier-1" / name).read_bytes() for name in kept} == before
     assert [path.name for path in checkpoints(run)] == ["step-00000004.pt"]
@@ -454,7 +454,7 @@ def test_damage_of_any_kind_is_found_and_costs_no_good_checkpoint(
         newer.write_bytes(
             whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
         )
-        assert find_fault(newer) == "step-00001000.pt is not as it was written", position
+        assert find_fault(newer) == "step-00001000.pt does not match its checksum", position
     with pytest.raises(UsageError, match="is damaged"):
         find(newer)
     newer.write_bytes(whole[: len(whole) // 2])
@@ -553,4 +553,4 @@ def test_resume_takes_a_path_or_refuses(launch: Launch, tmp_path: Path) -> None:
     assert "choose another --run-dir, or --resume auto" in refused.log
     missing = launch(1, "--resume=nowhere", name="missing")
     assert missing.codes == [1]
-    assert "no checkpoint is in nowhere: give a step-*.pt file, or a run folder" in missing.log
+    assert "nowhere has no checkpoint: give a step-*.pt file, or a run folder" in missing.log

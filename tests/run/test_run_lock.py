@@ -172,7 +172,7 @@ def test_one_that_was_given_up_for_dead_ends(project: Path, tmp_path: Path) -> N
         text=True,
     )
     assert done.returncode == 1
-    assert "another one has taken its run folder" in done.stderr and "2.json" in done.stderr
+    assert "another one has its run folder now" in done.stderr and "2.json" in done.stderr
 
 
 # Some processes that want the same folders at the same time: new ones, and those of dead attempts.

@@ -109,7 +109,7 @@ def test_a_run_that_finished_and_one_that_was_killed(
         ("echo '77 RUNNING (None)'", {"status": "preempted"}, 60, "restarting", ""),
         ("echo '77 RUNNING (None)'", LOST_RANK, 60, "restarting", "rank 0 lost another"),
         ("echo '77 RUNNING (None)'", {**LOST_RANK, "lost_rank": False}, 60, "failed", "rank 0"),
-        (KNOWS_NONE, LOST_RANK, 60, "failed", "another; not in the queue: to go on, submit again"),
+        (KNOWS_NONE, LOST_RANK, 60, "failed", "another; not in the queue: to resume, submit again"),
         (NEXT_WAITS, {"status": "preempted", **CHAIN}, 60, "queued", "job 79 of the chain goes on"),
         (NEXT_WAITS, CHAIN, 60, "queued", "job 79 of the chain goes on"),
         (NEXT_WAITS, {"status": "finished", **CHAIN}, 60, "finished", ""),
@@ -133,7 +133,7 @@ def test_a_run_is_judged_by_what_it_and_slurm_say(
     (run,) = runs.survey([folder], NOW + seconds)
     assert run.status == status, run
     assert note in run.note and bool(note) == bool(run.note) and "\n" not in run.note
-    assert ("squeue can't be asked" in capsys.readouterr().err) == (squeue == IS_DOWN)
+    assert ("squeue does not answer" in capsys.readouterr().err) == (squeue == IS_DOWN)
 
 
 def test_a_run_that_ends_while_slurm_is_asked_is_not_lost(runs: ModuleType, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_what_is_no_run_is_passed_over(
     (tmp_path / "empty").mkdir()
     assert runs.main([str(tmp_path / "empty"), "--fail"]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path / 'empty'}\n"
-    with pytest.raises(UsageError, match=f"no folder {tmp_path}/nowhere"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/nowhere is not a folder"):
         runs.main([str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="can't write /proc/nowhere"):
         runs.main([str(run), "--json=/proc/nowhere"])
@@ -253,7 +253,7 @@ def test_files_of_other_kinds_end_no_list(
     assert runs.main([str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     for name, said in (
-        ("piped", "can't read status.json: it is no regular file"),
+        ("piped", "can't read status.json: it is not a regular file"),
         ("job", "running"),
         ("good", "running"),
     ):

@@ -93,7 +93,7 @@ def test_settings_that_pyyaml_wrote_read_the_same(project: Path, yaml_file: Path
         ("epochs: many", "epochs is 'many': it should be a valid integer"),
         (
             "workers: -1",
-            "workers is -1: it should be greater than or equal to 0, or should be 'auto'",
+            "workers is -1: it should be greater than or equal to 0, or must be 'auto'",
         ),
         ("epochs: 1.5", "epochs is 1.5: it should be a valid integer"),
         ("epochs: 0", "epochs is 0: it should be greater than or equal to 1"),
@@ -102,9 +102,9 @@ def test_settings_that_pyyaml_wrote_read_the_same(project: Path, yaml_file: Path
         ("meet_timeout: 9999999999", "it should be less than 2147483648"),
         ("device: gpu", "device is 'gpu': it should be 'auto', 'cpu', 'cuda', 'mps' or 'xpu'"),
         ("compile: 7", "compile is 7: it should be a valid boolean"),
-        ("batch_size: true", "batch_size is true: it should be a number"),
-        ("clip_norm: true", "clip_norm is true: it should be a number"),
-        ("workers: true", "workers is true: it should be a number"),
+        ("batch_size: true", "batch_size is true: it must be a number"),
+        ("clip_norm: true", "clip_norm is true: it must be a number"),
+        ("workers: true", "workers is true: it must be a number"),
         ("seed: 9223372036854775808", "it should be less than 9223372036854775808"),
         ("tags: 3", "tags is 3: it should be a list, such as [a, b]"),
         ("lr: .nan", "lr is nan"),
@@ -152,8 +152,8 @@ def test_paths_may_hold_variables_and_begin_with_the_home_folder(
         f"{tmp_path}/scratch/../settings.yaml"
     )
     for path, message in (
-        ("$UNSET/runs", "is $UNSET/runs, but there is no $UNSET: replace it, or set it"),
-        ("~no-such-user/runs", "but there is no ~no-such-user: replace it"),
+        ("$UNSET/runs", "is $UNSET/runs, but $UNSET is unknown: set it, or change the path"),
+        ("~no-such-user/runs", "but ~no-such-user is unknown: set it"),
     ):
         # A flag overrides the file, so the file's variables need not be set.
         yaml_file.write_text(f"run_root: {path}\n")

@@ -199,12 +199,12 @@ def test_an_environment_is_whole_or_said_not_to_be(
     package.rename(newcomer / "gone")
     damaged = make(newcomer, *setup).stderr
     assert "pyyaml lacks yaml/__init__.py" in damaged
-    assert "error: the environment is damaged: begin again with 'make clean-env setup'" in damaged
+    assert "error: the environment is damaged: start again with 'make clean-env setup'" in damaged
     train = [python, "-m", "demo", "train"]
     env = clean_environment(newcomer)
     done = subprocess.run(train, cwd=newcomer, env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no module yaml (") and "setup" in done.stderr
+    assert done.stderr.startswith("error: module yaml is missing (") and "setup" in done.stderr
     (newcomer / "gone").rename(package)
 
     # An environment that was copied along would run the original folder's code.
@@ -309,7 +309,9 @@ def test_pixi_makes_an_environment_that_jobs_run(tmp_path: Path) -> None:
     """With a stand-in for pixi that solves and installs by pixi's library, on a small channel."""
     project = render_project(tmp_path / "demo", environment="pixi", setup="full", trackers=[])
     assert "pixi is missing: install it" in refused(project, "setup", PATH="/usr/bin:/bin")
-    assert "TORCH is not for pixi: write in" in refused(project, "setup", "TORCH=torch==2.13.0")
+    assert "TORCH has no effect with pixi: write in" in refused(
+        project, "setup", "TORCH=torch==2.13.0"
+    )
     tools = tmp_path / "tools"
     tools.mkdir()
     pixi = {"PATH": f"{pixi_stand_in.make(tools).parent}:{TOOLS}"}
@@ -401,7 +403,7 @@ def test_setup_says_why_it_cannot(tmp_path: Path) -> None:
     assert "does not start: load the module that it was made with" in refused(project, "setup")
     made(project, "clean-env")
     (project / ".venv").symlink_to("/gone")
-    assert "points to a folder that is gone: begin again" in refused(project, "setup")
+    assert "points to a folder that is missing: start again" in refused(project, "setup")
     made(project, "clean-env")
     assert not (project / ".venv").is_symlink()
 

@@ -202,7 +202,7 @@ def test_a_tracker_that_hangs_is_left_behind(
     messages = [record.getMessage() for record in caplog.records]
     # Neither a line nor a flush waits for a tracker; only the end does.
     assert [line for line in messages if "tracker broken" in line] == [
-        f"tracker broken has not come to an end within 0.2 seconds and is off; "
+        f"tracker broken did not finish within 0.2 seconds and is off; "
         f"'python -m demo sync {tmp_path}' sends later what it missed"
     ]
 

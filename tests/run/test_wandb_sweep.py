@@ -181,8 +181,8 @@ def test_a_sweep_of_failures_fails(swept: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--", "srun"], "no sweep is named"),
-        (["--epochs=2", "--", "srun"], "no sweep is named"),
+        (["--", "srun"], "no sweep is given"),
+        (["--epochs=2", "--", "srun"], "no sweep is given"),
         (["ada/net/x1"], "no launch command"),
         (["ada/net/x1", "--lr=-1", "--", "srun"], "lr is -1.0"),
     ],

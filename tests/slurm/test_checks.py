@@ -104,7 +104,7 @@ def test_a_node_whose_rank_is_slow_is_named(make_project: MakeProject, launcher:
     (said,) = json.loads((job.run_dir / "status.json").read_text())["slow"]
     assert said.startswith("rank 1 on n2 is slow: ") and "--exclude=n2" in said
     assert job.log.count(" is slow: ") == 1 and said in job.log
-    assert "bad nodes: n2; to keep off them: sbatch --exclude=n2" in job.log
+    assert "bad nodes: n2; to avoid them: sbatch --exclude=n2" in job.log
 
 
 def test_the_nodes_of_a_job_agree(projects: dict[str, Project]) -> None:

@@ -163,7 +163,7 @@ def test_a_build_that_fails_leaves_the_image(project: Project) -> None:
     before = image.stat()
     done = on_login(project, "make", "image", "BUILD_ARGS=--build-arg BOOTSTRAP=localimage")
     assert (
-        done.returncode == 2 and "container/image.sif is not built: apptainer says" in done.stderr
+        done.returncode == 2 and "error: container/image.sif was not built: see apptainer's" in done.stderr
     )
     assert image.stat() == before
     assert not list(image.parent.glob("new*"))
@@ -278,7 +278,7 @@ def test_torchrun_comes_back_and_the_shared_folder_is_made(
     [
         ("none.sif", "container/none.sif does not exist: run 'make image' first"),
         ("broken.sif", "container/broken.sif does not start, or its code does not"),
-        ("image.sif", "there is neither apptainer nor singularity on n1: load its module"),
+        ("image.sif", "neither apptainer nor singularity is on n1: load its module"),
     ],
 )
 def test_what_cannot_start_says_so(project: Project, image: str, error: str) -> None:

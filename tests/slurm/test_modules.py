@@ -84,7 +84,7 @@ def test_a_module_that_cannot_be_loaded_ends_the_job(
     for name, job in jobs.items():
         assert (job.wait().state, job.facts["ExitCode"]) == ("FAILED", "1:0"), job.log
         errors = [line for line in job.log.splitlines() if line.startswith("error: ")]
-        expected = f"module {name} cannot be loaded; near it, 'module avail' has {offered[name]}"
+        expected = f"module {name} can't be loaded; near it, 'module avail' has {offered[name]}"
         assert errors == [f"error: {expected}"], job.log
         assert "found" not in job.log
 
@@ -140,4 +140,4 @@ def test_doctor_finds_what_scripts_cannot_load(system: str, make_project: MakePr
     done = project.cluster.run("bash", "-lc", command, cwd=project.root, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("error")]
-    assert "slurm/train_cpu.sbatch would end at once: module demo-tool/3.0 cannot be lo" in line
+    assert "slurm/train_cpu.sbatch would end at once: module demo-tool/3.0 can't be lo" in line

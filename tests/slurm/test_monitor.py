@@ -439,14 +439,17 @@ def test_a_job_that_waits_says_why(project: Project) -> None:
     [
         ("start grafana", "there is no server 'grafana': this project has "),
         ("start tensorboard --listen=node", "tensorboard does not support --listen node"),
-        ("start mlflow --certificate=README.md", "TLS is for aim-server and mlflow on a port"),
+        (
+            "start mlflow --certificate=README.md",
+            "--certificate and --key are for aim-server and mlflow on a port",
+        ),
         (
             "start mlflow --listen=node --certificate=README.md",
-            "TLS needs both --certificate and --key",
+            "TLS needs --certificate and --key",
         ),
         ("start tensorboard -- --partition=nowhere", "sbatch failed: .*nowhere"),
         ("restart", "there is no server to restart"),
-        ("serve aim", "only the jobs of servers run serve"),
+        ("serve aim", "'monitor serve' is for the jobs of servers"),
         ("logs", "no server runs"),
     ],
 )

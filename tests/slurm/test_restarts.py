@@ -57,7 +57,7 @@ def test_a_job_leaves_the_node_on_which_ranks_died_twice(
     assert job.facts["ExcNodeList"] in ("n1,n3", "n[1,3]")
     assert "restart 1 of 2 in this allocation" in job.log
     assert "no restart in this allocation: a rank died twice on one of its nodes" in job.log
-    assert "the job keeps off n1 from now on" in job.log
+    assert "the job avoids n1 from now on" in job.log
     assert not left_over(projects["srun"])
 
 
@@ -70,7 +70,7 @@ def test_ranks_that_hang_start_again_up_to_the_cap(make_project: MakeProject) ->
     assert (job.wait().state, job.restarts, job.facts["ExitCode"]) == ("FAILED", 0, "137:0")
     assert "a rank was lost (exit code 76)" in job.log
     assert "no restart in this allocation: the ranks started again 2 times" in job.log
-    assert "bad nodes: n2; to keep off them: sbatch --exclude=n2" in job.log
+    assert "bad nodes: n2; to avoid them: sbatch --exclude=n2" in job.log
     assert not left_over(project)
 
 

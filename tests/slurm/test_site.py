@@ -8,7 +8,7 @@ from .modules import PROBE, found_by_ranks, probe
 def test_a_cluster_without_modules_says_so(make_project: MakeProject) -> None:
     job = probe(make_project, "demo-tool/1.0").sbatch("slurm/train_cpu.sbatch").wait()
     assert job.state == "FAILED"
-    assert "error: there is no module command on n1" in job.log
+    assert "error: the module command is missing on n1" in job.log
 
 
 def test_facts_of_the_site_reach_every_rank(make_project: MakeProject) -> None:

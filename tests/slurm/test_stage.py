@@ -147,7 +147,7 @@ def test_what_cannot_be_staged_is_said(make_project: MakeProject) -> None:
         where = whole.index(b"site.addsitedir")
         for damaged, said in (
             (whole[:where] + b"S" + whole[where + 1 :], "packages.tar is damaged, its checksum"),
-            (whole[: where + 100], "cannot unpack packages.tar: tar: Unexpected EOF"),
+            (whole[: where + 100], "can't unpack packages.tar: tar: Unexpected EOF"),
         ):
             pack.write_bytes(damaged)
             assert said in refused("packages.tar", disk)

@@ -179,7 +179,7 @@ def test_without_requeue_a_stopped_job_ends(make_project: MakeProject) -> None:
     stopped = submit(project).wait_for_step(5)
     project.cluster.run("scancel", "--signal=USR2", stopped.id)
     assert (stopped.wait().state, stopped.restarts) == ("FAILED", 0)
-    assert "to go on, submit again with --run-dir" in stopped.log
+    assert "to resume, submit again with --run-dir" in stopped.log
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -328,7 +328,7 @@ def test_a_node_that_never_comes_is_named(
     (line,) = re.findall(r"^\d: error: .*", job.log, re.MULTILINE)
     what = {"srun": "rank", "torchrun": "torchrun"}[launcher]
     assert f"after 15 seconds, 1 of 2 {what}s are missing: {what} 1; none came from n2: " in line
-    assert "bad nodes: n2; to keep off" in job.log and "Traceback" not in job.log
+    assert "bad nodes: n2; to avoid" in job.log and "Traceback" not in job.log
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def _run(name: str, argv: Sequence[str]) -> NoReturn:
         elif isinstance(error, ModuleNotFoundError):
             place = traceback.extract_tb(error.__traceback__)[-1]
             first = text = (
-                f"error: there is no module {error.name} ({place.filename}, line {place.lineno}): "
+                f"error: module {error.name} is missing ({place.filename}, line {place.lineno}): "
                 "if the project needs it, run 'make clean-env setup'"
             )
         if code == 1:

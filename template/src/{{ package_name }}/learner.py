@@ -38,8 +38,8 @@ def model_class() -> "type[Learner]":
     found = getattr(import_module(".model", __package__), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Learner)):
         raise UsageError(
-            "model.py has no 'class Model(Learner)', whose methods say what is trained: learner.py "
-            "has the methods, and docs/own-model.md explains them"
+            "model.py has no 'class Model(Learner)': add it with the methods of learner.py, as "
+            "docs/own-model.md explains"
         )
     return found
 
@@ -71,7 +71,7 @@ class Learner:
         for name in vars(cls):
             if name.startswith("on_") and not hasattr(Learner, name):
                 hooks = ", ".join(each for each in vars(Learner) if each.startswith("on_"))
-                raise UsageError(f"nothing calls {name} in model.py: the hooks are {hooks}")
+                raise UsageError(f"{name} in model.py is not a hook: the hooks are {hooks}")
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -83,7 +83,7 @@ class Learner:
 
         PyTorch's random seed is the same on all ranks, so all ranks get the same parameters.
         """
-        raise UsageError("Model in model.py has no method 'build': learner.py describes it")
+        raise UsageError("Model in model.py has no method 'build': add it, as in learner.py")
 
     def optimizers(self, networks: Networks) -> Optimizer | dict[str, Optimizer]:
         """Return the optimizer, or a dictionary of optimizers by name.
@@ -91,7 +91,7 @@ class Learner:
         In training, each parameter group has the learning rate that it gets here, times the factor
         of `schedule` and of the setting `lr_scaling`.
         """
-        raise UsageError("Model in model.py has no method 'optimizers': learner.py describes it")
+        raise UsageError("Model in model.py has no method 'optimizers': add it, as in learner.py")
 
     def loss(self, networks: Networks, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, a scalar.
@@ -99,7 +99,7 @@ class Learner:
         If the loss has parameters of its own, make it a part of a network, so that their gradients
         are averaged over the ranks.
         """
-        raise UsageError("Model in model.py has no method 'loss': learner.py describes it")
+        raise UsageError("Model in model.py has no method 'loss': add it, as in learner.py")
 
     def train_step(self, updater: Updater) -> None:
         """Take a step. The default is one update; a GAN, for example, updates each network."""

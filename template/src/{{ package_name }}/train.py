@@ -159,7 +159,7 @@ class Trainer:
         if step and self.checkpointing.resumed_from is None:
             raise UsageError(
                 f"{self.checkpointing.run_dir} has a run that finished at step {step}, and no "
-                "checkpoint to go on from: choose another --run-dir, or --resume never to start "
+                "checkpoint to resume from: choose another --run-dir, or --resume never to start "
                 "again here"
             )
         return 0
@@ -255,7 +255,7 @@ class Trainer:
         """Validate if a validation is due, begin the next epoch, and save."""
         position = self.position
         if position.step == 0:
-            raise UsageError("the training set has no samples: is data_dir the right folder?")
+            raise UsageError("the training set has no samples: check data_dir")
         due = is_due(self.settings.validate_epochs, position.epoch + 1)
         if due and position.validated_step != position.step:
             metrics = self._evaluate()
@@ -301,7 +301,7 @@ class Trainer:
         self.save(best)
         if position.is_out_of_patience(self.settings):
             log.info(
-                "no better for %d validations: the training ends at step %d, its best was step %d",
+                "no improvement for %d validations: the training ends at step %d; step %d was best",
                 position.validations_since_best,
                 position.step,
                 position.best_step,
@@ -316,7 +316,7 @@ class Trainer:
         self.checkpointing.check_saved("stopped")
         self.hooks.note_written()
         log.info(
-            "stopped at step %d by %s; the same command with --run-dir %s goes on from there",
+            "stopped at step %d by %s; to resume, run the same command with --run-dir %s",
             self.position.step,
             self.request.received or "a signal to another rank",
             self.checkpointing.run_dir,
@@ -350,7 +350,11 @@ class Trainer:
             if not self.world.is_main:  # rank 0 reports the error and returns its exit code
                 return 0
             unknown = not isinstance(error, UsageError)
-            log.error("the run is finished, but not all was written: %s", error, exc_info=unknown)
+            log.error(
+                "the run is finished, but its figures, registry or hooks failed: %s",
+                error,
+                exc_info=unknown,
+            )
             return 0 if "SWEEP_TRIAL" in os.environ else 1
         return 0
 

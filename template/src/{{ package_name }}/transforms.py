@@ -63,7 +63,7 @@ def opened(sample: Sample) -> Image.Image:
     try:
         return Image.open(io.BytesIO(sample.content))
     except (OSError, Image.DecompressionBombError):
-        raise UsageError(f"{sample.name} is no image that can be read: leave it out") from None
+        raise UsageError(f"{sample.name} is not a readable image: remove it") from None
 
 
 def resized(sample: Sample, image: Image.Image, part: Part, size: int) -> Tensor:
@@ -80,5 +80,5 @@ def resized(sample: Sample, image: Image.Image, part: Part, size: int) -> Tensor
     try:
         square = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
     except (OSError, SyntaxError) as error:
-        raise UsageError(f"{sample.name} is damaged ({error}): leave it out") from None
+        raise UsageError(f"{sample.name} is damaged ({error}): remove it") from None
     return torch.from_numpy(np.array(square))

@@ -67,7 +67,7 @@ for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMO
     command -v module >/dev/null || ! [[ -r $file ]] || . "$file"
 done
 command -v module >/dev/null ||
-    fail "there is no module command on $(hostname): define it in ~/.bash_profile, which jobs read"
+    fail "the module command is missing on $(hostname): define it in ~/.bash_profile, which jobs read"
 module purge
 
 # A job that is submitted inside another job inherits the requests of that job, and srun would read them
@@ -98,7 +98,7 @@ load_module() {
     module load "$1" && [[ ${LOADEDMODULES:-} != "$before" || :$before == *":$1"* ]] && return
     near=$(module -t avail "${1%%/*}" 2>&1 | grep -iF "${1%%/*}" | sed 's/[ (<].*//; /[:/]$/d' |
         sort -uV | tail -n 5 | paste -sd ' ')
-    fail "module $1 cannot be loaded; near it, 'module avail' has ${near:-nothing}"
+    fail "module $1 can't be loaded; near it, 'module avail' has ${near:-nothing}"
 }
 
 # use_python PATH: sets `python` to the interpreter of the project. PROJECT_PYTHON chooses another one,
@@ -141,7 +141,7 @@ set_rendezvous() {
     [[ -z ${STAGE_FILES:-} ]] || stage "${STAGE_FILES[@]}"
     JOB_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
     [[ -n ${MASTER_ADDR:-} ]] || MASTER_ADDR=${JOB_NODES%%,*}
-    [[ -n $MASTER_ADDR ]] || fail "scontrol does not know the nodes of $SLURM_JOB_NODELIST"
+    [[ -n $MASTER_ADDR ]] || fail "scontrol does not know the nodes $SLURM_JOB_NODELIST: see its output above"
     export JOB_NODES MASTER_ADDR ${MASTER_PORT:+MASTER_PORT}
     # If ranks hang, PyTorch writes a record of their last collectives.
     export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_BUFFER_SIZE=2000
@@ -158,7 +158,7 @@ print_facts() {
     else
         commit=$(git describe --always --dirty --abbrev=12 2>/dev/null || true)
     fi
-    version=$("${python[@]}" --version) || fail "${python[*]} does not start: does it need a module?"
+    version=$("${python[@]}" --version) || fail "${python[*]} does not start: load the module that it needs, or run 'make setup' again"
     cat <<END
 job          $SLURM_JOB_ID ($SLURM_JOB_NAME), restart ${SLURM_RESTART_COUNT:-0}${SLURM_ARRAY_TASK_ID:+, task $SLURM_ARRAY_TASK_ID of an array: a job of its own}
 nodes        $SLURM_JOB_NUM_NODES ($SLURM_JOB_NODELIST)

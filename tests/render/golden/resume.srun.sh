@@ -99,14 +99,14 @@ treat_bad_nodes() {
             echo "bad nodes: $nodes; the job may use them again, as its partition has too few others"
         elif [[ ${EXCLUDE_BAD_NODES:-0} == 1 ]]; then
             scontrol update JobId="$job" ExcNodeList="$excluded" || return 0
-            echo "the job keeps off $nodes from now on"
+            echo "the job avoids $nodes from now on"
             rm -f "$BAD_NODES_FILE"
         else
-            echo "bad nodes: $nodes; for this job to keep off them: scontrol update JobId=$job ExcNodeList=$excluded; for all later ones: EXCLUDE_BAD_NODES=1 in slurm/site.sh"
+            echo "bad nodes: $nodes; for this job to avoid them: scontrol update JobId=$job ExcNodeList=$excluded; for all later ones: EXCLUDE_BAD_NODES=1 in slurm/site.sh"
         fi
         return
     fi
-    echo "bad nodes: $nodes; to keep off them: sbatch --exclude=$nodes"
+    echo "bad nodes: $nodes; to avoid them: sbatch --exclude=$nodes"
 }
 
 # The costs of a training are counted from the start of the job or the end of the training before it.

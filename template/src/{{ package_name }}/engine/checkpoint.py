@@ -158,8 +158,8 @@ class Checkpointing:
         """Raise UsageError if a value, which is the same on every rank, is not finite."""
         if not math.isfinite(value):
             raise UsageError(
-                f"{what} {value} at step {self.position.step}, which is not saved: lower lr, "
-                "lengthen warmup, or set clip_norm"
+                f"{what} {value} at step {self.position.step}, so no checkpoint is saved: lower "
+                "lr, lengthen warmup, or set clip_norm"
             )
 
     def check_saved(self, what: str) -> None:
@@ -169,7 +169,7 @@ class Checkpointing:
         if not saved:
             raise UsageError(
                 f"{what} at step {self.position.step}, but the checkpoint could not be written: "
-                f"make room for {self.checkpoints.folder}, and give the same command again"
+                f"make room for {self.checkpoints.folder}, and run the same command again"
             )
 
     def _copied(self, key_path: tuple, tensor: Any) -> Tensor:  # noqa: ANN401 - or a DTensor
@@ -248,6 +248,6 @@ class Checkpointing:
             reason = str(caught).split(chr(9))[-1]
             raise UsageError(
                 f"{path} does not fit model.py or this version of the project "
-                f"({type(caught).__name__}: {reason}): choose another --run-dir, or bring back "
+                f"({type(caught).__name__}: {reason}): choose another --run-dir, or restore "
                 "the files that it was saved with"
             ) from None

@@ -88,7 +88,7 @@ class Checkpoints:
                 continue
             if not path.with_suffix(".sha256").exists():
                 raise UsageError(
-                    f"{path} has no {path.stem}.sha256: bring that file back, or give --resume "
+                    f"{path} has no {path.stem}.sha256: restore that file, or set --resume "
                     f"{path} and another --run-dir"
                 )
             if not fault:
@@ -209,7 +209,7 @@ def find_fault(path: Path) -> str | None:
                 wrong = [line[66:] for line in pool.map(digest_line, names) if line not in lines]
         except FileNotFoundError as error:
             return f"{error.filename} is missing"
-    return f"{wrong[0]} is not as it was written" if wrong else None
+    return f"{wrong[0]} does not match its checksum" if wrong else None
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def errors_explained(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno:
             raise UsageError(
                 f"can't read {error.filename or path}: {error.strerror} (errno {error.errno}); "
-                "nothing was changed: once it can be read, the same command goes on"
+                "nothing was changed: make the file readable, and run the same command again"
             ) from None
         reason = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, UnpicklingError):  # torch's message advises to let the file run code
@@ -278,7 +278,7 @@ def find(source: Path, which: str = "best") -> Path:
     else:
         path = (own.best() if which == "best" else None) or own.newest()
     if path is None:
-        raise UsageError(f"no checkpoint is in {source}: give a step-*.pt file, or a run folder")
+        raise UsageError(f"{source} has no checkpoint: give a step-*.pt file, or a run folder")
     if fault := find_fault(path):
         raise UsageError(f"{path} is damaged ({fault}): name another checkpoint")
     return path
@@ -309,7 +309,7 @@ def find_start(resume: str, run_dir: Path) -> Path | None:
     if not newest and resume not in ("auto", "never"):
         return find(Path(resume), "latest")
     if not newest and steps:
-        log.warning("no checkpoint in %s is undamaged: starting from step 0", own.folder)
+        log.warning("all checkpoints in %s are damaged: starting from step 0", own.folder)
     return newest
 
 

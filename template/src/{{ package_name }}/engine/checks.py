@@ -59,7 +59,9 @@ def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
 def check_data_dir(settings: Settings) -> None:
     """Raise UsageError if the run had its data on the nodes of its job, where they are gone now."""
     if settings.data_dir.startswith("$STAGED"):
-        raise UsageError(f"the run's data were in {settings.data_dir} of its job: give --data-dir")
+        raise UsageError(
+            f"data_dir of the run is {settings.data_dir}, a folder that its job had: set --data-dir"
+        )
 
 
 def check_same_settings(settings: Settings, world: World) -> None:
@@ -91,7 +93,7 @@ def check_datasets(
     check_length("validation", len(datasets.validation), world)
     check_length("test", len(datasets.test), world)
     if samples is None and not settings.max_steps:
-        raise UsageError("the training set does not say its length: set --max-steps")
+        raise UsageError("the training set has no length: set --max-steps")
 
 
 def check_length(name: str, length: int | None, world: World) -> None:
@@ -100,8 +102,8 @@ def check_length(name: str, length: int | None, world: World) -> None:
     if others:
         raise UsageError(
             f"the {name} set has {length} samples on rank {world.rank}, but {others[0]} on "
-            "another: data.py must return the whole set on every rank, and engine/data "
-            "distributes it"
+            "another: data.py must return the whole set on every rank; engine/data divides it "
+            "among the ranks"
         )
     if length == 0:
-        raise UsageError(f"the {name} set has no samples: is data_dir the right folder?")
+        raise UsageError(f"the {name} set has no samples: check data_dir")

@@ -346,12 +346,12 @@ class Settings:
             found = [each["msg"] for each in error.errors() if each["loc"][0] == name]
             reasons = [each.removeprefix("Input ").removeprefix("String ") for each in found]
             reason = ", or ".join(dict.fromkeys(reasons))
-            reason = reason.replace("valid tuple", "list, such as [a, b]")
+            reason = reason.replace("valid tuple", "list, such as [a, b]").replace("should", "must")
             raise UsageError(f"{source}{name} is {values[name]!r}: it {reason}") from None
         for name, value in values.items():
             # pydantic accepts true as 1.
             if value is True and type(getattr(settings, name)) in (int, float):
-                raise UsageError(f"{source}{name} is true: it should be a number")
+                raise UsageError(f"{source}{name} is true: it must be a number")
         if Path(settings.experiment).name in ("", "..") or "/" in settings.experiment:
             raise UsageError(
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
@@ -361,8 +361,8 @@ class Settings:
         # The profile of more steps takes minutes to write.
         if not window or not 0 < int(window[2]) - int(window[1]) <= 100:
             raise UsageError(
-                f"{source}profile is {settings.profile!r}: it must be the first step, 1 or later, "
-                "and the one after the last, such as 10:20, for 100 steps at most"
+                f"{source}profile is {settings.profile!r}: it must be FIRST:END, such as 10:20 "
+                "for the steps 10 to 19, with FIRST 1 or more and at most 100 steps"
             )
         if set(settings.register_model or "") & set("/:"):
             raise UsageError(

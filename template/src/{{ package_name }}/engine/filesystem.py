@@ -77,10 +77,10 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> IO[Any]:
             flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # not on Windows
             number = os.open(name, flags, 0o666)
         except OSError as error:
-            known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is no regular file"}  # a pipe
+            known = {errno.ELOOP: "it is a link", errno.ENXIO: "it is not a regular file"}  # a pipe
             raise OSError(error.errno, known.get(error.errno or 0, error.strerror), name) from None
         facts = os.fstat(number)
-        reason = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
+        reason = "" if stat.S_ISREG(facts.st_mode) else "it is not a regular file"
         if facts.st_nlink > 1 and facts.st_uid != path.parent.stat().st_uid:
             reason = "it is a hard link to another user's file"
         if path.parent.name in UNLINKED and path.parent.is_symlink():
@@ -169,10 +169,10 @@ def read_object(path: Path, kinds: Mapping[str, type | UnionType]) -> dict[str, 
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(values, dict):
-        raise ValueError(f"it is no object but a {type(values).__name__}")
+        raise ValueError(f"it is a {type(values).__name__}, not an object")
     for name in values.keys() & kinds.keys():
         if not isinstance(values[name], kinds[name]) or not in_range(values[name]):
-            raise ValueError(f"{name} has another type, or is out of range")
+            raise ValueError(f"{name} has a wrong type, or is out of range")
     return values
 
 
@@ -215,7 +215,9 @@ def full_path(name: str, path: str) -> str:
     """
     full = os.path.expanduser(os.path.expandvars(path))
     if unknown := re.search(r"\$\{?\w+\}?|^~[^/]*", full):
-        raise UsageError(f"{name} is {path}, but there is no {unknown[0]}: replace it, or set it")
+        raise UsageError(
+            f"{name} is {path}, but {unknown[0]} is unknown: set it, or change the path"
+        )
     return full
 
 
@@ -238,5 +240,5 @@ def check_archive(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(each.file_size for each in archive.infolist())
         if unpacked > size:
-            raise ValueError(f"{unpacked} bytes in an archive of {size}")
+            raise ValueError(f"its {size} bytes unpack to {unpacked}")
     file.seek(0)

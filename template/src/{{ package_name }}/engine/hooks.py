@@ -107,4 +107,4 @@ class Hooks:
         try:
             self.call("on_end", status, error)
         except Exception:
-            log.exception("the training's end stays as it is")
+            log.exception("on_end in model.py failed; the run keeps its status")

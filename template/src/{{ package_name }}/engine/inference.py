@@ -105,7 +105,7 @@ def load(
         trained.position = Position.from_state_dict(state["position"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the model "
-            "that it was saved from"
+            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the "
+            "model.py that it was saved with"
         ) from None
     return trained

@@ -168,7 +168,9 @@ class Networks:
         """
         for part, ours in (("networks", self.modules), ("optimizers", self.optimizers)):
             if set(ours) != set(state[part]):
-                raise ValueError(f"it has the {part} {', '.join(state[part])}")
+                raise ValueError(
+                    f"its {part} are {', '.join(state[part])}, those of model.py {', '.join(ours)}"
+                )
         # If the checkpoint has no averages, they start from its networks.
         averages = state["averages"] or state["networks"]
         for name, module in self.modules.items():
@@ -268,15 +270,15 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
         misfits = ", ".join(key for key in {**mine, **theirs} if key not in fitting)
         if misfits and not partial:
             raise UsageError(
-                f"init_from {path} does not fit {name} at {misfits:.200}: --init-partial takes "
-                "what fits"
+                f"init_from {path} does not fit {name} at {misfits:.200}: set --init-partial to "
+                "load only the tensors that fit"
             )
         module.load_state_dict(fitting, strict=False)
         taken += len(fitting)
         found = f"{len(fitting)} of {len(mine)} tensors{misfits and f', without {misfits}'}"
         log.info("%s starts from %s: %s", name, path, found)
     if not taken:
-        raise UsageError(f"nothing in init_from {path} fits model.py: is it of another model?")
+        raise UsageError(f"init_from {path} has no tensor that fits model.py: choose another file")
 
 
 def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_dict

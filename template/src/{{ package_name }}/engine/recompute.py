@@ -32,7 +32,7 @@ def recompute(network: nn.Module, units: Iterable[nn.Module]) -> None:
     parts = [unit for unit in chosen if chosen.isdisjoint([*unit.modules()][1:])]
     for part in parts:
         part.forward = partial(_forward, part, part.forward)  # type: ignore[method-assign]
-    log.info("recompute: %d parts of %s", len(parts), type(network).__name__)
+    log.info("recompute: %d modules of %s", len(parts), type(network).__name__)
 
 
 def _forward(part: nn.Module, forward: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401

@@ -106,7 +106,9 @@ def run() -> None:
     mode, gpus = os.environ.get("NUMA_BINDING"), os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if mode and gpus != "0":
         if not shutil.which("numactl"):
-            sys.exit("error: NUMA_BINDING needs numactl, which is not here: unset it in site.sh")
+            sys.exit(
+                "error: NUMA_BINDING needs numactl, which is missing: unset it in slurm/site.sh"
+            )
         sys.argv.insert(1, f"--numa-binding={mode}")
     # Imported after the signal handlers are set: the import takes a second.
     from torch.distributed.elastic.multiprocessing.api import SignalException

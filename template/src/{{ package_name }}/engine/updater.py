@@ -126,8 +126,8 @@ class Updater:
             if "finished reduction in the prior iteration" not in str(error):
                 raise
             raise UsageError(
-                "some parameters had no part in the loss of the last step: use them, keep them out "
-                "with --freeze, or set --find-unused-parameters, which takes some time"
+                "some parameters did not contribute to the loss of the last step: use them, leave "
+                "them out with --freeze, or set --find-unused-parameters, which is slower"
             ) from None
 
 
@@ -156,7 +156,7 @@ def select(networks: Networks, names: tuple[str, ...]) -> Selection:
     if unknown := set(names).difference(networks.optimizers):
         raise UsageError(
             f"train_step updates with '{unknown.pop()}', but optimizers in model.py returned "
-            f"{', '.join(networks.optimizers)}"
+            f"{', '.join(networks.optimizers)}: use one of these names"
         )
     groups = [group for name in names for group in networks.optimizers[name].param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]

@@ -88,10 +88,10 @@ def _plain(name: str, value: Any, storages: set[int]) -> Tensor:  # noqa: ANN401
     if name == "__metadata__":
         raise ValueError("safetensors has another use for the name __metadata__: rename the tensor")
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is no tensor, which safetensors lacks: {type(value).__name__}")
+        raise ValueError(f"{name} is a {type(value).__name__}, but safetensors holds only tensors")
     if value.layout != torch.strided or value.is_quantized or not _is_known(value.dtype):
         kind = value.dtype if value.layout == torch.strided else value.layout
-        raise ValueError(f"{name} is a tensor of {kind}, which safetensors lacks")
+        raise ValueError(f"{name} is a tensor of {kind}, which safetensors does not support")
     tensor = value.detach().resolve_conj().resolve_neg()
     storage = tensor.untyped_storage()
     whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes

@@ -49,9 +49,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             ThreadPoolExecutor(1).submit(log_and_read, tracker, run).result(SECONDS)
         except Exception as error:
-            reason = str(error) or f"no end after {SECONDS} s: is its server out of reach?"
+            reason = str(error) or f"not finished after {SECONDS} s: check its server"
             reason = without_secrets(f"{type(error).__name__}: {reason}").splitlines()[0]
-            failed, result = True, f"FAILED  {reason}; what it left is in {store}"
+            failed, result = True, f"FAILED  {reason}; its files are in {store}"
         say(f"{tracker:12} {result}")
     if not failed:
         shutil.rmtree(directory)

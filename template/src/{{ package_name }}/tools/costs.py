@@ -72,7 +72,7 @@ def attempts(runs: Mapping[Path, float]) -> list[Attempt]:
             for first in range(0, len(by_job), 1000):  # the length of a command is limited
                 _add_energy(dict(islice(by_job.items(), first, first + 1000)))
         except UsageError as error:
-            print(f"sacct can't be asked: {printable(str(error))}", file=sys.stderr)
+            print(f"sacct does not answer: {printable(str(error))}", file=sys.stderr)
     return found
 
 

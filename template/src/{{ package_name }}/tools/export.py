@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
     kind = flags.output.suffix
     if kind not in WRITERS:
         raise UsageError(
-            f"--output is {flags.output}: end its name in .safetensors, .pt2 or .onnx; a folder's "
-            "has no ending"
+            f"--output is {flags.output}: end its name in .safetensors, .pt2 or .onnx, or "
+            "for a folder in none of them"
         )
     if kind == ".onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise UsageError("ONNX needs two more packages: pip install onnx onnxscript")

@@ -115,7 +115,9 @@ class FlopMeter(Meter):
                 each = f"{sum(self.cost) / 1e9:.4g} for each of {weight} {self.unit}"
                 log.info("a step takes %.4g GFLOP: %s", total.sum() / 1e9, each)
             if counter.unknown:
-                log.warning("not counted, without a formula: %s", ", ".join(counter.unknown))
+                log.warning(
+                    "FLOPs without a formula are not counted: %s", ", ".join(counter.unknown)
+                )
 
         return step
 

@@ -91,7 +91,7 @@ def _remove(run: Run, parts: Sequence[Path], kept: Sequence[Path]) -> None:
     mine = str(lock.path)
     try:
         if survey([run.folder], time.time())[0].state != run.state:
-            raise UsageError("a training was there in the meantime")
+            raise UsageError("a training started there in the meantime")
         if kept:
             write_atomically(checkpoints.folder / "latest", kept[0].name)
         if checkpoints.best() not in kept:

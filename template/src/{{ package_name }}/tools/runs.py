@@ -125,7 +125,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"no folder {folder}: name that of a run, or one that holds runs")
+            raise UsageError(f"{folder} is not a folder: name a run folder, or a folder of runs")
     closed = list[Path]()
     found = [path for folder in folders for path in _runs_in(folder, 2, closed)]
     if closed:
@@ -163,7 +163,7 @@ def survey(folders: Sequence[Path], now: float) -> list[Run]:
         try:
             jobs = slurm.jobs(ids)
         except UsageError as error:
-            print(f"squeue can't be asked: {printable(str(error))}", file=sys.stderr)
+            print(f"squeue does not answer: {printable(str(error))}", file=sys.stderr)
     # Read the folders again: a run that ended in the meantime is not lost.
     runs = [_judge(folder, _state(folder), jobs, now) for folder in folders]
     return sorted(runs, key=lambda run: run.state["updated"], reverse=True)
@@ -202,7 +202,7 @@ def _judge(
     elif stopped and said.startswith("RUNNING"):
         status = "restarting"
     elif stopped and gone:
-        hint = f"not in the queue: to go on, submit again with --run-dir {folder}"
+        hint = f"not in the queue: to resume, submit again with --run-dir {folder}"
         note = f"{note}; {hint}" if note else hint
     facts = read(folder / "provenance.json")
     return Run(folder, status, state, note, commit_of(facts), _flags_of(facts))

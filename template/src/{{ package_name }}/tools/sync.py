@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             failures += len(sync(folder, flags.trackers))
         except (OSError, ValueError, UsageError) as error:
-            log.error("%s is not sent: %s", folder, getattr(error, "strerror", None) or error)
+            log.error("can't send %s: %s", folder, getattr(error, "strerror", None) or error)
             failures += 1
     return int(failures > 0)
 

@@ -70,7 +70,7 @@ class Trackers:
         for thread in self.threads:
             thread.join(0.0 if thread.off else max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                thread.switch_off(f"has not come to an end within {seconds} seconds")
+                thread.switch_off(f"did not finish within {seconds} seconds")
         return [thread.name for thread in self.threads if thread.off]
 
 

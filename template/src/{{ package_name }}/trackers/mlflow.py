@@ -158,7 +158,9 @@ class Tracker(Backend):
     ) -> None:
         """Put a network into the model registry, as a new version, with its signature."""
         if len(example) != 1 or isinstance(network, dict):
-            log.warning("MLflow's registry takes one network of one input: nothing is registered")
+            log.warning(
+                "nothing is registered: MLflow's registry takes only one network with one input"
+            )
             return
         with TemporaryDirectory() as scratch:
             folder = Path(scratch) / "model"

@@ -142,9 +142,11 @@ def sync(directory: Path) -> bool:
     if not attempts:
         return False
     if any(os.lstat(attempt).st_uid != os.getuid() for attempt in attempts):
-        raise UsageError("another user's run may name any of your files: let its owner sync")
+        raise UsageError(
+            "the run is another user's, and may name any file of yours: let its owner sync it"
+        )
     if not os.environ.get("WANDB_API_KEY"):
-        raise UsageError("WANDB_API_KEY is not set: put it into .env")
+        raise UsageError("WANDB_API_KEY is not set: add it to .env")
     command = [sys.executable, "-m", "wandb", "sync", *attempts]
     done = subprocess.run(
         command,

@@ -138,7 +138,9 @@ class StepLoader:
             self.dataset.set_epoch(self.dataset.epoch)
             _, self.first = next(started(self.loader, self.dataset), (0, None))
             if self.first is None:
-                raise UsageError("the shards of a rank hold no sample: make the shards even")
+                raise UsageError(
+                    "the shards of a rank have no samples: give each shard about as many samples"
+                )
         return self.first
 
     @staticmethod

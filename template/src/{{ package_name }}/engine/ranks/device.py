@@ -30,7 +30,8 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
         wanted = next(found, "mps" if mps else "cpu")
     if wanted == "mps" and not mps:
         raise UsageError(
-            "device is mps, but this machine has none, or there are several ranks: use --device cpu"
+            "device is mps, but this machine has no such GPU, or there are several ranks: use "
+            "--device cpu"
         )
     if wanted not in BACKENDS:
         return torch.device(wanted)
@@ -62,11 +63,13 @@ def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> 
     own = BACKENDS.get(device.type, "gloo")
     if wanted not in ("auto", "gloo", own):
         raise UsageError(
-            f"backend {wanted} needs other GPUs, but the device is {device}: use gloo or auto"
+            f"backend {wanted} does not support device {device}: use --backend gloo or auto"
         )
     if wanted == "gloo" != own and strategy == "fsdp":
         # torch 2.11 crashes with a segmentation fault here.
-        raise UsageError(f"strategy fsdp on GPUs needs backend {own}: use auto, or --strategy ddp")
+        raise UsageError(
+            f"strategy fsdp on GPUs needs backend {own}: use --backend auto, or --strategy ddp"
+        )
     return own if wanted == "auto" else wanted
 
 

@@ -65,8 +65,8 @@ class Ranks:
             )
         if missing := [name for name in names if name not in env]:
             raise UsageError(
-                f"{missing[0]} is missing from the environment of {launcher}: start with torchrun "
-                "or srun, or unset the variables of the other"
+                f"{missing[0]} is not set, but other variables of {launcher} are: start with "
+                "torchrun or srun, and unset the variables of the other"
             )
         return cls(launcher, *(int(env[name]) for name in names))
 
@@ -108,6 +108,6 @@ def rendezvous_address(env: MutableMapping[str, str]) -> str:
         return f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     except KeyError as error:
         raise UsageError(
-            f"{error.args[0]} is not set, and Slurm does not give it: start with torchrun, or "
+            f"{error.args[0]} is not set, and Slurm does not provide it: start with torchrun, or "
             "export MASTER_ADDR and MASTER_PORT before srun"
         ) from None

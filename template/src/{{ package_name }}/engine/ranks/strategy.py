@@ -146,8 +146,8 @@ def _mesh(settings: Settings, world: World) -> Any:  # noqa: ANN401 - a DeviceMe
     if len(counts) > len(set(world.nodes)) or len({count for _, count in counts}) > 1:
         found = ", ".join(f"{count} on {node}" for node, count in counts)
         raise UsageError(
-            f"shard_within is node, but the ranks in their order are {found:.200}: start as many "
-            "on each node, those of a node together, or use --shard-within world"
+            f"shard_within is node, but the ranks in their order are {found:.200}: start the same "
+            "number on each node, in the order of the nodes, or use --shard-within world"
         )
     ranks = torch.arange(world.size).view(len(counts), -1)
     timeout = timedelta(seconds=settings.timeout)

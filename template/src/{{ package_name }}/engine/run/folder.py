@@ -88,4 +88,4 @@ def keep_earlier(folder: Path, resume_step: int) -> None:
             moved = aside / path.relative_to(folder)
             moved.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, moved)
-        log.warning("moved what this run would replace in %s to %s", folder, aside.name)
+        log.warning("moved files of an earlier attempt in %s to %s", folder, aside.name)

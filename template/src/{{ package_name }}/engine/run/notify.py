@@ -49,7 +49,7 @@ def notify(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> None:
     except RuntimeError as error:  # the limit on threads is reached
         failure = str(error)
     if failure:
-        log.warning("NOTIFY_URL did not take how the run ended: %s", failure)
+        log.warning("NOTIFY_URL was not told how the run ended: %s", failure)
 
 
 def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:

@@ -48,10 +48,10 @@ def collect(world: World) -> dict[str, Any]:
         commit = _kept(code, "commit") or None
     here = Path.cwd()
     if "CODE_DIR" in os.environ and here / "src" in Path(__file__).parents:
-        log.warning("this job runs the code of now, not that submitted: run 'make image' again")
+        log.warning("the job runs the newest code, not the submitted one: run 'make image' again")
     if commit is None and any((each / ".git").exists() for each in (here, *here.parents)):
         # For example, git refuses a folder that another user owns.
-        log.warning("provenance.json has no commit: 'git rev-parse HEAD' fails here and says why")
+        log.warning("provenance.json has no commit: run 'git rev-parse HEAD' here to see why")
     packages: dict[str, str] = {}
     for each in distributions():
         with suppress(OSError, KeyError):  # pip may have left a package half removed

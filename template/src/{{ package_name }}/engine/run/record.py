@@ -74,7 +74,8 @@ class Recorder:
             raise ValueError(f"can't record '{name}': the loop or an evaluation logs it; rename it")
         if how not in get_args(How) or self.values.get(name, (how,))[0] != how:
             raise ValueError(
-                f"can't record '{name}' as '{how}': the same one of {', '.join(get_args(How))}"
+                f"can't record '{name}' as '{how}': always use the same one of "
+                f"{', '.join(get_args(How))}"
             )
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"can't record '{name}': {tuple(value.shape)} is not one number")
@@ -82,7 +83,9 @@ class Recorder:
             raise ValueError(f"can't record '{name}': {value.dtype} is not a real number")
         weight = float(weight) if how == "mean" else 1.0
         if not 0 <= weight < math.inf:
-            raise ValueError(f"can't record '{name}' with weight {weight}: from 0 to finite")
+            raise ValueError(
+                f"can't record '{name}' with weight {weight}: it must be finite, not negative"
+            )
         self.add(name, value, weight, how)
 
     def add(self, name: str, value: float | Tensor, weight: float, how: How = "mean") -> None:

@@ -179,8 +179,8 @@ class RunLock:
             with suppress(OSError):
                 os.utime(self.path)
                 if following.exists():
-                    reason = "this training was silent, and another one has taken its run folder"
-                    log.error("error: %s (%s): it ends here", reason, following)
+                    reason = "this training was silent, and another one has its run folder now"
+                    log.error("error: %s (%s): this one ends", reason, following)
                     os._exit(1)
 
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     flags, train = parser.parse_known_args(argv)
     settings = Settings.parse(train, "acceptance")
     if not shutil.which("sbatch"):
-        raise UsageError("sbatch is not here: run this on a login node of a Slurm cluster")
+        raise UsageError("sbatch is missing: run this on a login node of a Slurm cluster")
     if clusters := os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS"):
         raise UsageError(
             f"can't follow jobs on {clusters}: unset SBATCH_CLUSTERS and SLURM_CLUSTERS"

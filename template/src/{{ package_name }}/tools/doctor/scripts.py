@@ -58,7 +58,7 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
         message = "there is no slurm/train_*.sbatch here: run doctor in the project's root"
         yield Finding("warning", "scripts", message)
     elif not shutil.which("sbatch"):
-        yield Finding("ok", "scripts", "sbatch is not here: run doctor on a login node too")
+        yield Finding("ok", "scripts", "sbatch is missing: run doctor on a login node too")
         return
     for job in jobs:
         if job.start:

@@ -155,7 +155,7 @@ def view(flags: Flags, options: Sequence[str]) -> int:
 def serve(flags: Flags, _options: Sequence[str]) -> int:
     """Run the server of this job."""
     if "SLURM_JOB_ID" not in os.environ or len(flags.names) != 1:
-        raise UsageError("only the jobs of servers run serve: use 'monitor start'")
+        raise UsageError("'monitor serve' is for the jobs of servers: use 'monitor start'")
     (name,) = flags.names
     job, job_name = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NAME"]
     record = Record(

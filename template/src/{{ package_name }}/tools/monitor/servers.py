@@ -51,9 +51,13 @@ def binding(name: str, flags: Flags) -> dict[str, Any]:
     if not flags.certificate and not flags.key:
         return {"listen": listen}
     if listen == "socket" or "node" not in can:
-        raise UsageError("TLS is for aim-server and mlflow on a port; ssh encrypts a tunnel")
+        raise UsageError(
+            "--certificate and --key are for aim-server and mlflow on a port: leave them out"
+        )
     for file in (flags.certificate, flags.key):
         if not file or not file.is_file():
-            raise UsageError(f"TLS needs both --certificate and --key: there is no file {file}")
+            raise UsageError(
+                f"TLS needs --certificate and --key: {file or 'one of them'} is missing"
+            )
     certificate, key = (str(Path(str(file)).absolute()) for file in (flags.certificate, flags.key))
     return {"listen": listen, "certificate": certificate, "key": key}

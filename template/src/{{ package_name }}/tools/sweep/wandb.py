@@ -42,7 +42,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
         print(f"usage: {USAGE}")
         return 0
     if not own or own[0].startswith("-"):
-        raise UsageError(f"no sweep is named, as `wandb sweep` printed it: {USAGE}")
+        raise UsageError(f"no sweep is given: name it as `wandb sweep` printed it: {USAGE}")
     sweep, train_flags = own[0], own[1:]
     check_launch(launch)
     settings = Settings.parse(train_flags, prog="sweep")
