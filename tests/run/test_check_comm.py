@@ -140,7 +140,7 @@ def test_a_timeout_out_of_range_is_named(full_project: Path, tmp_path: Path) -> 
     assert job.codes == [1, 1]
     for log in job.logs:
         (line,) = log.read_text().splitlines()
-        assert line.startswith("error: timeout is 0: it should be ")
+        assert line.startswith("error: timeout is 0: it must be ")
 
 
 @pytest.mark.parametrize(("ranks", "victim"), [pytest.param(2, 0, marks=pytest.mark.slow), (3, 1)])

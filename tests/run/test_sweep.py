@@ -250,8 +250,8 @@ def test_a_metric_that_does_not_fit_is_named(
         ("lr: 3", "lr is 3"),
         ("lr: {low: 1, high: 0.5}", "low <= high"),
         ("lr: {low: 0.1, high: 1, log: off}", "log is 'off', not true or false"),
-        ("batch_size: [1:30]", "batch_size is '1:30': it should be a valid integer"),
-        ("lr: [fast]", "lr is 'fast': it should be a valid number"),
+        ("batch_size: [1:30]", "batch_size is '1:30': it must be a valid integer"),
+        ("lr: [fast]", "lr is 'fast': it must be a valid number"),
         ("learning_rate: [1]", "unknown setting 'learning_rate'"),
     ],
 )

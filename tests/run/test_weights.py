@@ -210,7 +210,9 @@ def test_tied_weights_are_in_the_file_once_and_come_back(project: Path, tmp_path
     initialize({"network": fresh}, path)
     check_same(fresh, ours)
     assert fresh.last.weight is fresh.first.weight
-    with pytest.raises(UsageError, match=r"does not fit network at last\.weight: set --init-partial"):
+    with pytest.raises(
+        UsageError, match=r"does not fit network at last\.weight: set --init-partial"
+    ):
         initialize({"network": Tied(tie=False)}, path)
     # Others may leave out the other name.
     state = {name: x.contiguous() for name, x in ours.state_dict().items()}
@@ -392,7 +394,7 @@ def test_transformers_load_a_folder(
     job = srun(root, tmp_path / "again", 1, *flags, *again).wait()
     assert job.codes == [0] and "40 of 40 tensors" in job.log, job.log
 
-    # A part of the network, and an attribute next to it.
+    # A part of the network, with something beside it.
     path = root / "src/demo/model.py"
     method = "    def pretrained(self, network):\n        return network.distilbert, network.config"
     path.write_text(f"{path.read_text()}\n{method}\n")

@@ -234,7 +234,7 @@ def test_it_tells(site: Site) -> None:
     code, said = site.run(GITHUB_ACTIONS="true")
     assert (code, said.count("\n")) == (2, 1)
     assert said.startswith("::error::") or site.ci == "gitlab"
-    assert "from version 1.1.0 to 2.0.0: run 'copier update'" in said
+    assert "version, 2.0.0, and this project has 1.1.0: run 'copier update'" in said
     assert git(site.origin, "branch", "--list").split() == ["*", "main"]
 
 
