@@ -59,8 +59,8 @@ def section(page: Path, title: str) -> str:
 
 
 def put_hook(project: Path) -> Path:
-    """Add the hook in a project's docs/own-model.md to its model.py; return the project."""
-    page = section(project / "docs/own-model.md", "Call your code at events: hooks")
+    """Add the hook in a project's docs/hooks.md to its model.py; return the project."""
+    page = section(project / "docs/hooks.md", "An example")
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     imports, method = example.split("\n\nclass Model(Learner):\n    ...\n")
     (path,) = project.glob("src/*/model.py")

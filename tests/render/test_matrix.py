@@ -24,6 +24,8 @@ from variants import (
 
 # What Jinja or a hand in a hurry leaves behind. Apptainer's and GitHub's own braces may stay.
 LEFTOVERS = re.compile(r"\{%|%\}|\{=#|#=\}|\{\{|\}\}|[ \t]+$|\n\n\n\n|\Z(?<!\n)", re.MULTILINE)
+# Lines: what a newcomer reads in one go, and what is worth a page of its own.
+LONGEST_README, SHORTEST_PAGE = 200, 30
 # GitHub's, Apptainer's, and the shell's ${A:-${B}}.
 OWN_BRACES = re.compile(r"\$\{\{ [\w. |]+ \}\}|\{\{ [A-Z_]+ \}\}|\$\{\w+:-\$\{[^{}]+\}\}")
 
@@ -66,6 +68,10 @@ def check(answers: Answers, files: dict[str, str]) -> None:
         assert not found or path.endswith(".py"), (answers, path, context)
         if path.endswith((".yml", ".yaml")):
             yaml.safe_load(text)
+        if path == "README.md":
+            assert text.count("\n") <= LONGEST_README, (answers, "move something to a page")
+        elif path.startswith("docs/"):
+            assert text.count("\n") >= SHORTEST_PAGE, (answers, path, "put it into another page")
     saved = yaml.safe_load(files[".copier-answers.yml"])
     for name, value in answers.items():
         # What was not asked, since it does not matter, is not recorded.

@@ -42,7 +42,7 @@ def check(project: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("answers", PROJECTS, ids=["digits", "text", "table", "images"])
 def test_types_fit(answers: dict, cache: Path, tmp_path: Path) -> None:
-    """With the hook of docs/own-model.md in model.py."""
+    """With the hook of docs/hooks.md in model.py."""
     check(pages.put_hook(render_project(tmp_path / "demo", **answers)), cache)
 
 

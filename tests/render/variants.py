@@ -225,10 +225,19 @@ ALWAYS = (
     "README.md",
     "configs/train.yaml",
     "docs/examples.md",
+    "docs/hooks.md",
     "docs/large-data.md",
+    "docs/metrics.md",
+    "docs/optimizers.md",
     "docs/own-model.md",
     "docs/recipes.md",
+    "docs/results.md",
+    "docs/settings.md",
+    "docs/setup.md",
+    "docs/site.md",
     "docs/slurm.md",
+    "docs/speed-and-memory.md",
+    "docs/updates.md",
     "logs/.gitkeep",
     "pyproject.toml",
     "scripts/pack.sh",
@@ -286,7 +295,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"docs/report.png"} if tool == "report" else set()
         files |= {f"slurm/{tool}.sbatch"} if tool in ("check_comm", "doctor") else set()
     if a["sweep"] != "none":
-        files |= {"slurm/sweep.sbatch", "configs/sweep.yaml"}
+        files |= {"docs/sweep.md", "slurm/sweep.sbatch", "configs/sweep.yaml"}
         files |= {f"{package}/tools/sweep/{name}.py" for name in ("__init__", "trial")}
     if a["sweep"] == "wandb":
         files |= {f"{package}/tools/sweep/wandb.py", f"{package}/trackers/wandb.py"}
@@ -298,7 +307,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {"tests/test_sweep.py"}
     if a["trackers"] or a["sweep"] == "wandb":
         files |= {f"{package}/tools/sync.py", f"{package}/tools/check_trackers.py"}
-        files |= {"tests/test_trackers.py"}
+        files |= {"docs/trackers.md", "tests/test_trackers.py"}
     if servers := a["monitoring_servers"]:
         parts = (
             "__init__",

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from metrics import reproducible
-from pages import EXAMPLES, put_example, put_hook
+from pages import EXAMPLES, put_example, put_hook, section, with_code
 from renderer import TEMPLATE, copy_template
 
 from .conftest import PATIENCE, Job, clean_environment, srun
@@ -161,6 +161,25 @@ def test_the_hook_of_the_guide_logs_a_picture(project: Path, tmp_path: Path) -> 
     drawn = {path.name for path in (job.run_dir / "figures").glob("*-first-*.png")}
     names = ("validation-first-00000002", "validation-first-00000004")
     assert drawn == {f"{name}.png" for name in (*names, "test-first-00000004")}, job.log
+
+
+def test_a_metric_and_learning_rates_of_the_guides(project: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(project, tmp_path / "demo")
+    model = root / "src/demo/model.py"
+    for page, title in (("metrics", "Add a metric"), ("optimizers", "Set learning rates")):
+        text = section(root / f"docs/{page}.md", title)
+        (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        model.write_text(with_code(model.read_text(), block))
+    job = srun(root, tmp_path / "run", 2, "--max-steps=4", "--log-every=1").wait()
+    lines = job.metrics()
+    (measured,) = (line for line in lines if "validation/loss" in line)
+    assert {name for name in measured if name.startswith("validation/")} == {
+        "validation/loss",
+        "validation/accuracy",
+    }
+    rates = [{v for k, v in line.items() if k.startswith("train/lr")} for line in lines]
+    assert all(max(each) == pytest.approx(10 * min(each)) for each in rates if each)
+    assert any(rates)
 
 
 def test_the_smallest_model_trains(project: Path, tmp_path: Path) -> None:

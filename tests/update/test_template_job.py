@@ -208,13 +208,11 @@ def test_only_the_job_that_proposes_may_write(site: Site) -> None:
     assert workflow["jobs"]["propose"]["needs"] == "prepare"
 
 
-def test_the_commands_of_the_readme(site: Site) -> None:
+def test_the_commands_of_the_page_on_updates(site: Site) -> None:
     site.release("v2.0.0")
-    section = (
-        (site.project / "README.md").read_text().partition("\n## 8. ")[2].partition("\n## ")[0]
-    )
-    typed = [command.line for command in pages.commands(section) if not command.needs]
-    for line in (*typed, *re.findall(r"`(copier update [^`]+)`", section)):
+    page = (site.project / "docs/updates.md").read_text()
+    typed = [command.line for command in pages.commands(page) if not command.needs]
+    for line in (*typed, *re.findall(r"`(copier update [^`]+)`", page)):
         shown = line.replace("copier update", "copier update --defaults")
         done = subprocess.run(
             ["bash", "-c", shown], cwd=site.project, env=site.environment, capture_output=True
@@ -222,6 +220,7 @@ def test_the_commands_of_the_readme(site: Site) -> None:
         assert done.returncode == 0, done.stderr
         if line == "git diff":
             assert b"+# v2.0.0" in done.stdout
+        if line == "git diff" or "--data" in line:
             commit(site.project, "The update")
     assert "launcher: torchrun\n" in (site.project / ".copier-answers.yml").read_text()
 
@@ -363,7 +362,7 @@ def test_a_refused_push(site: Site) -> None:
     site.release("v2.0.0")
     code, said = site.run(propose=True)
     assert (
-        code == 1 and "can't be pushed; README, section 8, says which token may: ! [remote" in said
+        code == 1 and "can't be pushed; docs/updates.md says which token may: ! [remote" in said
     )
     assert not site.requests()
 

@@ -67,8 +67,8 @@ def pytorch(settings: "Settings | None", jobs: Sequence[Script]) -> Iterator[Fin
     on_cpu = settings and settings.device == "cpu"
     asking = [str(job.path) for job in jobs if job.gpu and not job.image]
     if asking and not built and not on_cpu and shutil.which("sbatch"):
-        name += f", but {', '.join(asking)} train on GPUs: install a build for them, as README.md "
-        name += "says under 'Set up', or check with --device cpu"
+        name += f", but {', '.join(asking)} train on GPUs: install a build for them, as "
+        name += "docs/setup.md says, or check with --device cpu"
         yield Finding("error", "torch", name)
     elif not _is_tested(torch.__version__):
         yield Finding("warning", "torch", f"{name}, newer than the template is tested with")
