@@ -361,9 +361,7 @@ def test_a_refused_push(site: Site) -> None:
     refusal.chmod(0o755)
     site.release("v2.0.0")
     code, said = site.run(propose=True)
-    assert (
-        code == 1 and "can't be pushed; docs/updates.md says which token may: ! [remote" in said
-    )
+    assert code == 1 and "can't be pushed; docs/updates.md says which token may: ! [remote" in said
     assert not site.requests()
 
 
