@@ -1,1 +1,1 @@
-"""Measures the rendered project and the template side by side with their peers and limits."""
+"""Compares the speed of the rendered project and of the template with others, and with limits."""

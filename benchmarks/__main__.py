@@ -1,4 +1,4 @@
-"""Measures: `python -m benchmarks [WHAT...]`, or `make benchmarks` for all of it."""
+"""Runs benchmarks: `python -m benchmarks [WHAT...]`, or `make benchmarks` for all of them."""
 
 import argparse
 import importlib
@@ -22,16 +22,20 @@ SECTIONS = (
 
 
 def main() -> int:
-    """Measure what was asked for; write results/<name>.json and the report, print tables."""
+    """Run the chosen benchmarks; write results/<name>.json and the report, and print tables."""
     import torch
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("what", nargs="*", choices=[*SECTIONS, []], help="default: all")
-    parser.add_argument("--repeats", type=int, default=5, help="of each contestant")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each contestant")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--ranks", type=int, help="default: two on CPU, one for each GPU")
-    parser.add_argument("--data-dir", default=os.environ.get("MNIST_DIR"), help="of MNIST")
-    parser.add_argument("--name", help="of the file of results; default: the device")
+    parser.add_argument(
+        "--ranks", type=int, help="number of ranks; default: two on CPU, one for each GPU"
+    )
+    parser.add_argument(
+        "--data-dir", default=os.environ.get("MNIST_DIR"), help="folder of MNIST's files"
+    )
+    parser.add_argument("--name", help="name of the file of results; default: the device")
     arguments = parser.parse_args()
     gpu = arguments.device == "cuda"
     setting = Setting(

@@ -1,4 +1,4 @@
-"""Seconds until 99.0 % of MNIST's test set are right: in the loop, and of the whole command."""
+"""Seconds until the test accuracy on MNIST is 99.0 %: in the loop, and for the whole command."""
 
 import json
 import subprocess
@@ -13,9 +13,10 @@ from .ranks import Setting, environment, figures, project
 
 RECIPE = "recipe of pytorch/examples"
 ENOUGH = 0.99
-SHARE = 1 / 40  # of the other recipe's time
-MOST = 9  # seconds of the whole command
-# Phases of a training, each with what the line says that ends it; the last ends with the command.
+SHARE = 1 / 40  # target: this share of the other recipe's time
+MOST = 9  # target for the whole command, in seconds
+# Phases of a training, each with a text of the log line at its end. The last one ends with the
+# command.
 PHASES = {
     "start": "rank(s) by",
     "training": "epoch 1 ",
@@ -25,7 +26,7 @@ PHASES = {
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare the default recipe with that of pytorch/examples, each turn with another seed."""
+    """Compare the default recipe with the recipe of pytorch/examples; each turn has a new seed."""
     if not setting.data_dir:
         raise SystemExit("accuracy needs MNIST itself: name its folder with --data-dir")
     gpu = setting.device == "cuda"
@@ -78,7 +79,7 @@ def ours(setting: Setting, seed: int, whole: dict[str, list[float]], notes: list
 
 
 def watched(setting: Setting, *flags: str) -> tuple[Path, dict[str, float]]:
-    """Train as `make train` does; return the run's folder, and the seconds of each phase."""
+    """Train as `make train` does; return the run folder and the seconds of each phase."""
     run_dir = Path(tempfile.mkdtemp(dir=project().parent)) / "run"
     ranks = ("--standalone", f"--nproc-per-node={setting.ranks}", "-m", "demo")
     command = [

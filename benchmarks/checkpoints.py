@@ -1,4 +1,4 @@
-"""How long a checkpoint holds up the loop, compared with the time of a step."""
+"""How long a checkpoint delays the training loop, compared with the time of a step."""
 
 import json
 import tempfile
@@ -54,14 +54,14 @@ def _compare(
 def median_milliseconds(
     setting: Setting, megabytes: int, strategy: str, at_once: bool, synced: bool = True
 ) -> dict[str, float]:
-    """Return the milliseconds of a `step` and of a `save` in one training.
+    """Return the median milliseconds of a `step` and of a `save` in one training.
 
     Args:
         setting: the settings of the measurement.
-        megabytes: of a larger network's parameters; 0 for the example's network.
+        megabytes: size of a larger network's parameters; 0 for the example's network.
         strategy: ddp or fsdp.
-        at_once: write while the training waits.
-        synced: write to the disk itself, as the project does; else the system may do so later.
+        at_once: whether the training waits for the write.
+        synced: whether to call fsync, as the project does.
     """
     steps, every = LARGE if megabytes else EXAMPLE
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def median_milliseconds(
             f"--checkpoint-every={every}",
             "--epochs=99",
             "--trackers=none",
-            # The larger network is no good one: it only has to stay finite.
+            # The larger network need not learn, but its loss must stay finite.
             *(["--lr=1e-5"] if megabytes else []),
             env={
                 "BENCHMARK_AT_ONCE": "yes" if at_once else "",

@@ -1,4 +1,4 @@
-"""Measures contestants in turns, so that what disturbs the machine disturbs all of them alike."""
+"""Measures contestants in turns, so that a disturbance of the machine affects all of them."""
 
 import json
 import os
@@ -17,16 +17,16 @@ Measure = Callable[[], float]
 
 @dataclass
 class Comparison:
-    """Figures of several contestants, by name.
+    """The figures (measured numbers) of several contestants.
 
     Attributes:
         title: what was measured.
-        unit: of the figures.
-        baseline: the contestant that the others are divided by.
-        figures: one for each repeat, by contestant.
-        target: what the ratio of the first contestant should be, in words; empty for none.
-        limit: the same as a number, for the picture; None if it is no ratio.
-        met: whether it is so; None if there is no target.
+        unit: unit of the figures.
+        baseline: the contestant whose figures the others are divided by.
+        figures: the figures of each contestant, one for each repeat.
+        target: the target for the ratio of the first contestant, in words; "" for none.
+        limit: the target as a number, for the picture; None if it is not a ratio.
+        met: whether the target is met; None if there is no target.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def medians(self) -> dict[str, float]:
-        """The middle figure of each contestant."""
+        """The median figure of each contestant."""
         return {name: statistics.median(values) for name, values in self.figures.items()}
 
     @property
@@ -55,7 +55,7 @@ class Comparison:
         }
 
     def as_markdown(self) -> str:
-        """Return a table."""
+        """Return a table in Markdown."""
         lines = [
             f"### {self.title}",
             "",
@@ -70,9 +70,9 @@ class Comparison:
 
 
 def in_turns(contestants: Mapping[str, Measure], repeats: int) -> dict[str, list[float]]:
-    """Measure each contestant once in each turn, and return the figures by name.
+    """Measure each contestant once in each turn; return the figures by name.
 
-    Every other turn goes backwards, so that none always comes behind the same one.
+    Every second turn has the reverse order, so that no contestant always comes after the same one.
     """
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(repeats):
@@ -84,7 +84,7 @@ def in_turns(contestants: Mapping[str, Measure], repeats: int) -> dict[str, list
 
 
 def machine() -> dict[str, str | int]:
-    """Return what the figures depend on: processor, cores, GPU, versions."""
+    """Return facts that the figures depend on: processor, cores, GPU, versions."""
     import torch
 
     facts: dict[str, str | int] = {
@@ -99,7 +99,7 @@ def machine() -> dict[str, str | int]:
 
 
 def save(path: Path, comparison: "Comparison | Growth") -> None:
-    """Put a comparison into the results of this machine, in the place of an older one."""
+    """Save a comparison to the results of this machine, instead of an older one."""
     results = json.loads(path.read_text("utf-8")) if path.exists() else {"comparisons": {}}
     results["machine"] = machine()
     results["comparisons"][comparison.title] = asdict(comparison)
@@ -117,5 +117,5 @@ def _processor() -> str:
 
 
 def short(value: float) -> str:
-    """Return three digits of a figure, or all before the point."""
+    """Return a figure with three digits, or with all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

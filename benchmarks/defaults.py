@@ -1,4 +1,4 @@
-"""Images per second with and without what the example does, or leaves, to be fast."""
+"""Images per second with and without the choices that make the example fast."""
 
 import shutil
 import tempfile
@@ -9,7 +9,7 @@ from .compare import Comparison, in_turns
 from .ranks import Setting, project
 from .steps import BATCHES, STEPS, ours
 
-# In model.py, by what it is called: the text that is there, and what takes its place.
+# Changes of model.py, by name: the old text and the new text.
 CHANGES = {
     "channels first": ("torch.channels_last", "torch.contiguous_format"),
     "fused optimizer": (
@@ -25,7 +25,7 @@ FLAGS = {
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare the project as it is rendered with each of the changes."""
+    """Compare the rendered project with each change of it."""
     batch, steps = BATCHES[setting.device][0], STEPS[setting.device]
 
     def measured(flag: str | None = None, folder: Path | None = None) -> Callable[[], float]:
@@ -46,10 +46,10 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
 
 
 def changed(old: str, new: str) -> Path:
-    """Return a project with another model.py.
+    """Return a project with a changed model.py.
 
     Raises:
-        ValueError: the text to change is not there.
+        ValueError: model.py does not have the old text.
     """
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"
     shutil.copytree(project(), folder)

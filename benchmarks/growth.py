@@ -1,4 +1,4 @@
-"""What a rank pays as the world grows: one rank of up to 4,096, the others simulated."""
+"""What a rank needs as the world grows: one real rank of up to 4,096, the others simulated."""
 
 import json
 import math
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from .compare import short
 from .ranks import CONTESTANTS, Setting, environment, project
 
-SIZES = (2, 8, 64, 512, 4096)  # of worlds with a fake process group
-MESHES = (2, 4, 8, 16, 32, 64)  # of worlds that share this machine
+SIZES = (2, 8, 64, 512, 4096)  # world sizes with a fake process group
+MESHES = (2, 4, 8, 16, 32, 64)  # world sizes with all ranks on this machine
 
 Figures = Mapping[str, float]
 
 
 @dataclass
 class Growth:
-    """Figures by the size of the world.
+    """Figures (measured numbers) by world size.
 
     Attributes:
         title: what was measured.
-        unit: of the figures.
-        sizes: numbers of ranks.
-        figures: of each quantity, a median for each size.
-        notes: what must be known to read them.
+        unit: unit of the figures.
+        sizes: world sizes.
+        figures: for each quantity, a median for each size.
+        notes: explanations of the figures.
     """
 
     title: str
@@ -37,12 +37,12 @@ class Growth:
 
     @property
     def exponents(self) -> dict[str, float]:
-        """How each quantity grows in the end: 0 not at all, 1 as the world does."""
+        """How each quantity grows between the last two sizes: 0 not at all, 1 like the world."""
         step = math.log(self.sizes[-1] / self.sizes[-2])
         return {name: math.log(each[-1] / each[-2]) / step for name, each in self.figures.items()}
 
     def as_markdown(self) -> str:
-        """Return a table."""
+        """Return a table in Markdown."""
         sizes = " | ".join(f"{size:,}" for size in self.sizes)
         lines = [
             f"### {self.title}",
@@ -57,11 +57,11 @@ class Growth:
 
 
 def measure(setting: Setting, repeats: int) -> list[Growth]:
-    """Play one rank of worlds of each size; training is counted in bytes, and so done once."""
+    """Run rank 0 of worlds of each size. Trainings are measured in bytes, so they run only once."""
     parts = [play(setting, size, repeats, "growing", what="parts") for size in SIZES]
     ddp = [play(setting, size, 1, "growing", what="ddp") for size in SIZES]
     fsdp = [play(setting, size, 1, "growing", what="fsdp") for size in SIZES]
-    # Gloo connects all pairs of ranks at once, or each at its first message.
+    # Gloo connects all pairs of ranks at the start (eager), or each at its first message (lazy).
     eager = [play(setting, size, repeats, "mesh") for size in MESHES]
     lazy = [play(setting, size, repeats, "mesh", TORCH_GLOO_LAZY_INIT="1") for size in MESHES]
     return [
@@ -167,7 +167,7 @@ def _growth(
     quantities: Mapping[str, tuple[Sequence[Figures], str]],
     sizes: Sequence[int] = SIZES,
 ) -> Growth:
-    """Return figures by what they are shown as, each from where and under which name it is."""
+    """Return a `Growth`. `quantities` has, by shown name, the measured figures and their name."""
     figures = {shown: [at[name] for at in found] for shown, (found, name) in quantities.items()}
     return Growth(title, unit, list(sizes), figures)
 
@@ -183,12 +183,12 @@ def play(
     """Run a contestant as rank 0 of a world, in new processes; return medians.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the contestant failed.
     """
     env = {
         **environment(setting),
         **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size)},
-        **{"MASTER_ADDR": "localhost", "MASTER_PORT": "1"},  # where nobody connects to
+        **{"MASTER_ADDR": "localhost", "MASTER_PORT": "1"},  # nobody connects to it
         **{"BENCHMARK_WHAT": what},
         **env,
     }

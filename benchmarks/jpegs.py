@@ -1,4 +1,4 @@
-"""JPEG images in the three layouts that the example `images` reads."""
+"""Writes JPEG images in the three layouts that the example `images` reads."""
 
 import io
 import json
@@ -12,13 +12,15 @@ CLASSES = 10
 
 
 def write(folder: Path, shards: int, each: int, edge: int) -> Path:
-    """Write images to train on in each layout, and a few to validate and to test on.
+    """Write training images in each layout, and some images for validation and test.
 
     Args:
-        folder: where to; `train` in it gets `CLASS/NAME.jpg`, `NUMBER.tar` and `NUMBER.parquet`,
-            and `parquet-sizes.json` says how many images each of the latter has.
-        shards, each: how many shards, and images in each of them.
-        edge: of an image, in pixels.
+        folder: where to write. Its folder `train` gets `CLASS/NAME.jpg`, `NUMBER.tar` and
+            `NUMBER.parquet`, and `parquet-sizes.json` has the number of images in each Parquet
+            file.
+        shards: number of shards.
+        each: number of images in a shard.
+        edge: height and width of an image, in pixels.
 
     Returns:
         The folder.
@@ -55,7 +57,7 @@ def write_shard(folder: Path, shard: int, rows: Sequence[tuple[bytes, int]]) -> 
 
 
 def jpeg(draw: np.random.Generator, edge: int) -> bytes:
-    """Return an image; with 256 pixels it has some 29 kB, as photographs of this size have."""
+    """Return an image. With 256 pixels, it has about 29 kB, like photographs of this size."""
     from PIL import Image
 
     blobs = Image.fromarray(draw.integers(0, 256, (24, 24, 3), np.uint8))

@@ -1,4 +1,4 @@
-"""Images per second where loading them is the work: JPEGs are read, decoded, cropped, mirrored."""
+"""Images per second if loading is most of the work: JPEGs are read, decoded, cropped, mirrored."""
 
 import re
 import tempfile
@@ -19,7 +19,7 @@ CHANGES = {
     },
     "configs/train.yaml": {r"(?m)^(size|layers): .*\n": ""},
 }
-LEAST = 0.95  # of what the cores decode with nothing else to do
+LEAST = 0.95  # target: this share of the rate at which the cores only decode
 PEERS = {
     "files, bare loop": "files",
     "tar, webdataset": "webdataset",
@@ -30,7 +30,7 @@ OURS |= {"this project, files": "files"}
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare by images per second of all ranks, each rank loading for itself."""
+    """Compare images per second of all ranks, where each rank loads its own images."""
     with tempfile.TemporaryDirectory(prefix="jpegs-") as images:
         folder = jpegs.write(Path(images), SHARDS, EACH, EDGE)
         contestants = {name: partial(ours, setting, kind, folder) for name, kind in OURS.items()}
@@ -55,9 +55,10 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
 
 @cache
 def example() -> Path:
-    """Return a project with the example `images`, on photographs, and a network that costs little.
+    """Return a project with the example `images`, for photographs, and with a cheap network.
 
-    It sees every 16th pixel of a row, and of a column: a GPU would take all that work away.
+    The network sees only every 16th pixel of a row and of a column, so that it takes little time.
+    A GPU would do its work at the same time as the loading.
     """
     folder = project(example="images")
     for name, changes in CHANGES.items():
@@ -91,6 +92,6 @@ def ours(setting: Setting, kind: str, images: Path, steps: int = STEPS) -> float
 def theirs(
     setting: Setting, loader: str, images: Path, program: str = "image_loop", steps: int = STEPS
 ) -> float:
-    """Return images per second of another one."""
+    """Return images per second of another loader."""
     options = {"loader": loader, "images": images, "workers": 0, "batch": BATCH}
     return peer(setting, program, folder=example(), warm_up=WARM_UP, steps=steps, **options)

@@ -1,4 +1,4 @@
-"""Draws the results: `python -m benchmarks.plots RESULTS.json...` makes pictures next to each."""
+"""Draws the results: `python -m benchmarks.plots RESULTS.json...` writes pictures next to them."""
 
 import json
 import math
@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from .compare import Comparison
 
 COLUMNS = 3
-STYLE: dict[str, Any] = {"color": "#d9d9d9", "linewidth": 0.6}  # of grids, behind the figures
+STYLE: dict[str, Any] = {"color": "#d9d9d9", "linewidth": 0.6}  # of grid lines
 OURS, OTHERS, TARGET = "#1f6fb4", "#8a8a8a", "#c0392b"
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Draw how each quantity grows with the world, a small picture for each title.
+    """Draw how each quantity grows with the world, in a panel for each title.
 
     Args:
-        results: of a file of results; those with `sizes` are drawn.
-        path: of the picture to write.
+        results: content of a file of results. Results with `sizes` are drawn.
+        path: path of the picture to write.
     """
     grown = [each for each in results["comparisons"].values() if "sizes" in each]
     rows = -(-len(grown) // COLUMNS)
@@ -44,7 +44,7 @@ def _draw_growth(axes: Axes, growth: Mapping[str, Any]) -> None:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     low = min(min(values) for values in figures.values())
     high = max(max(values) for values in figures.values())
-    room = max(1.6, (1000 * low / high) ** 0.5)  # three decades at least: what is flat looks flat
+    room = max(1.6, (1000 * low / high) ** 0.5)  # three decades, so that flat looks flat
     axes.set_ylim(low / room, high * room)
     axes.set_title(growth["title"].removeprefix("Growth: "), fontsize=9.5)
     axes.set_ylabel(growth["unit"], fontsize=8)
@@ -55,21 +55,21 @@ def _draw_growth(axes: Axes, growth: Mapping[str, Any]) -> None:
 
 
 def draw_ratios(results: Mapping[str, Any], path: Path) -> None:
-    """Draw each contestant's ratio to its baseline, a row for each, under the title.
+    """Draw each contestant's ratio to its baseline, in a row for each, below the title.
 
     Args:
-        results: of a file of results; those with a `baseline` are drawn.
-        path: of the picture to write.
+        results: content of a file of results. Results with a `baseline` are drawn.
+        path: path of the picture to write.
     """
     compared = [each for each in results["comparisons"].values() if "baseline" in each]
-    rows = sum(len(each["figures"]) for each in compared)  # a title stands in its baseline's place
+    rows = sum(len(each["figures"]) for each in compared)  # a title has the row of its baseline
     figure = Figure(figsize=(10, 0.9 + 0.26 * rows), layout="constrained", facecolor="white")
     axes = figure.subplots()
     names: list[str] = []
     for each in compared:
         bold = each["title"].translate({ord("`"): None})
         title = f"{bold}, {each['unit']}; 1: {each['baseline']}"
-        place = axes.get_yaxis_transform()  # from the left edge, whatever the ratios are
+        place = axes.get_yaxis_transform()  # x from the left edge, not in ratios
         axes.text(0.01, len(names), title, transform=place, va="center", size=8, weight="bold")
         names.append("")
         ratios = {

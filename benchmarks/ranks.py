@@ -1,4 +1,4 @@
-"""Renders the project that is measured, and starts ranks of it and of its peers."""
+"""Renders the project to measure, and starts ranks of it and of other programs."""
 
 import json
 import os
@@ -18,12 +18,12 @@ CONTESTANTS = Path(__file__).parent / "contestants"
 
 @dataclass(frozen=True)
 class Setting:
-    """What all contestants share.
+    """The settings that all contestants share.
 
     Attributes:
         device: cpu or cuda.
-        ranks: processes that train together.
-        threads: of each rank.
+        ranks: number of ranks.
+        threads: number of threads of each rank.
         data_dir: folder of MNIST's files; None for synthetic digits.
     """
 
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `train`."""
+        """The flags of `train` for these settings."""
         data = [f"--data-dir={self.data_dir}"] if self.data_dir else ["--dataset=synthetic"]
         return [f"--device={self.device}", *data]
 
@@ -61,10 +61,10 @@ def start(
     folder: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program on all ranks, by torchrun, in a project's folder; return what it printed.
+    """Run a program on all ranks with torchrun, in a project's folder; return what it printed.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the program failed.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
@@ -80,7 +80,7 @@ def start(
 
 
 def train(setting: Setting, *flags: str, folder: Path | None = None) -> Path:
-    """Train the project, as its user would; return the run's folder."""
+    """Train the project as a user does; return the run folder."""
     run_dir = Path(tempfile.mkdtemp(dir=project().parent)) / "run"
     command = ("-m", "demo", "train", f"--run-dir={run_dir}", *setting.flags, *flags)
     start(setting, *command, folder=folder)
@@ -95,7 +95,7 @@ def peer(setting: Setting, name: str, folder: Path | None = None, **options: obj
 def figures(
     setting: Setting, name: str, folder: Path | None = None, **options: object
 ) -> dict[str, float]:
-    """Run a contestant and return what it prints last: its `figure`, and others."""
+    """Run a contestant and return its last printed line: its `figure`, and other numbers."""
     env = {f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()}
     output = start(setting, str(CONTESTANTS / f"{name}.py"), folder=folder, env=env)
     return json.loads(output.splitlines()[-1])

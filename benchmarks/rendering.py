@@ -1,4 +1,4 @@
-"""Seconds until a project is there: against Copier with nothing to decide, and cookiecutter."""
+"""Seconds to make a project, compared with Copier without choices, and with cookiecutter."""
 
 import json
 import shutil
@@ -14,12 +14,12 @@ from copier import run_copy
 from .compare import Comparison, in_turns
 from .ranks import REPOSITORY, Setting, project
 
-MOST = 1.5  # of Copier's own time
-VARIANTS = 16  # of those of tests/render/variants.py in which every two values meet
+MOST = 1.5  # target: at most so many times Copier's own time
+VARIANTS = 16  # number of the pairwise variants of tests/render/variants.py
 
 
 def measure(_setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare `copier copy` of this template with templates of the same files, with no choices."""
+    """Compare `copier copy` of this template with templates of the same files without choices."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ours, plain, cookie = (folder / name for name in ("ours", "plain", "cookie"))
@@ -55,7 +55,7 @@ def measure(_setting: Setting, repeats: int) -> list[Comparison]:
 
 
 def measure_matrix(repeats: int) -> Comparison:
-    """Compare how fast the tests render their variants with Copier alone, in one process."""
+    """Compare how fast the tests' renderer and Copier render variants in one process."""
     sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "render")]
     from renderer import Renderer, copy_template
     from variants import pairwise_variants
@@ -90,7 +90,7 @@ def measure_matrix(repeats: int) -> Comparison:
 
 
 def run(module: str, *arguments: str) -> float:
-    """Return the seconds that a command takes, whose last argument is a new folder."""
+    """Return the seconds of a command whose last argument is a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         subprocess.run([sys.executable, "-m", module, *arguments, f"{folder}/new"], check=True)

@@ -14,14 +14,14 @@ BEGIN, END = "<!-- made by report.py -->", "<!-- the end of what report.py made 
 
 
 def write() -> None:
-    """Draw all results, and put their tables into README.md, in the place of the older ones."""
+    """Draw all results, and replace the tables in README.md."""
     for path in sorted(RESULTS.glob("*.json")):
         plots.main([str(path)])
     README.write_text(renewed(README.read_text("utf-8")), "utf-8")
 
 
 def renewed(readme: str) -> str:
-    """Return the text of README.md with the tables of what is in the folder of results."""
+    """Return the text of README.md with new tables of all results."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     tables = [table(path.stem, load(path)) for path in sorted(RESULTS.glob("*.json"))]
@@ -29,7 +29,7 @@ def renewed(readme: str) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return a file of results."""
+    """Return the content of a file of results."""
     return json.loads(path.read_text("utf-8"))
 
 
@@ -53,7 +53,7 @@ def table(name: str, results: Mapping[str, Any]) -> str:
 
 
 def row(comparison: Comparison) -> str:
-    """Return a comparison's line: its first contestant is this project."""
+    """Return the row of a comparison, whose first contestant is this project."""
     medians, ratios = comparison.medians, comparison.ratios
     mine, *names = medians
     others = [f"{name} {ratios[name]:.2f}" for name in names if name != comparison.baseline]

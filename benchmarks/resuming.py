@@ -1,4 +1,4 @@
-"""How loaders go on in the middle of an epoch: how fast, and whether with the same samples."""
+"""How loaders resume in the middle of an epoch: how fast, and whether with the same samples."""
 
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ LOADERS = {
     "this project, Parquet with sizes": "parquet",
     "files, StatefulDataLoader": "stateful",
 }
-if find_spec("streaming"):  # mosaicml-streaming asks for another torchvision and older packages
+if find_spec("streaming"):  # mosaicml-streaming needs another torchvision and older packages
     LOADERS["its own shards, Mosaic"] = "mosaic"
 Figures = Mapping[str, float | str]
 
@@ -46,9 +46,9 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
 
 
 def turn(setting: Setting, loader: str, images: Path) -> list[Figures]:
-    """Return what the run that was not stopped tells, and two that resume.
+    """Return the figures of a run without a stop, and of two that resume.
 
-    Nothing of the last one, where the loader refuses another number of workers.
+    The last one has another number of workers. Its figures are empty if the loader refuses this.
     """
     state = images / f"{loader}.pt"
     state.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def turn(setting: Setting, loader: str, images: Path) -> list[Figures]:
 
 
 def verdict(whole: Figures, same: Figures, others: Figures) -> str:
-    """Say how fast a loader was, and what came after a stop, in words."""
+    """Return a sentence about the speed of a loader, and about the samples after a stop."""
     return (
         f"{whole['figure']:,.0f} images/s until the stop; then with {WORKERS} workers again "
         f"{agreement(whole, same)}; with {OTHERS} {agreement(whole, others)}"
@@ -70,7 +70,7 @@ def verdict(whole: Figures, same: Figures, others: Figures) -> str:
 
 
 def agreement(whole: Figures, resumed: Figures) -> str:
-    """Say how far a resumed run's batches are those of a run that was not stopped."""
+    """Return how far the batches of a resumed run equal those of a run without a stop."""
     if not resumed:
         return "an error"
     if resumed["images"] == whole["images"]:

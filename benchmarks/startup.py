@@ -7,14 +7,14 @@ import time
 from .compare import Comparison, in_turns
 from .ranks import Setting, environment, lines, peer, project, train
 
-MOST, MOST_OF_HELP = 1.25, 0.3  # of what every training must do
+MOST, MOST_OF_HELP = 1.25, 0.3  # targets: times what each training must do, times importing torch
 ALL_TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare the start with what every training must do, and --help with importing torch."""
+    """Compare the start with what each training must do, and --help with importing torch."""
     for trackers in (("tensorboard",), ALL_TRACKERS):
-        first_step(setting, "--trackers=none", trackers=trackers)  # Python compiles the modules
+        first_step(setting, "--trackers=none", trackers=trackers)  # lets Python compile the modules
     figures = in_turns(
         {
             "this project": lambda: first_step(setting, "--trackers=none"),
@@ -75,7 +75,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
     )
     first.met = first.ratios["this project"] <= MOST
     with_ddp.met = with_ddp.ratios["this project"] <= MOST
-    unused.met = unused.ratios["rendered with all four"] <= 1.03  # as far as it can be told
+    unused.met = unused.ratios["rendered with all four"] <= 1.03  # within the noise
     answer.met = answer.ratios["this project"] < MOST_OF_HELP
     return [first, with_ddp, unused, answer]
 
@@ -96,7 +96,7 @@ def joined(setting: Setting, ddp: str = "") -> float:
 
 
 def run(setting: Setting, *arguments: str) -> float:
-    """Return the seconds that a command of Python takes."""
+    """Return the seconds of a Python command."""
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, *arguments],

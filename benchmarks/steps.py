@@ -1,4 +1,4 @@
-"""Images per second: a bare loop, this project with all that it does, and its peers."""
+"""Images per second of a bare loop, of this project with its features, and of other programs."""
 
 from functools import partial
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from .compare import Comparison, in_turns
 from .ranks import Setting, lines, peer, train
 
-BATCHES = {"cpu": (64, 16), "cuda": (64, 256)}  # of a rank: a usual one, and another
-LEAST = 0.97  # of the bare loop
+BATCHES = {"cpu": (64, 16), "cuda": (64, 256)}  # of each rank: a usual one, another one
+LEAST = 0.97  # target: this share of the bare loop's rate
 WARM_UP, STEPS = 100, {"cpu": 500, "cuda": 3000}
 PEERS = {
     "bare loop": "bare",
@@ -18,7 +18,7 @@ PEERS = {
 
 
 def measure(setting: Setting, repeats: int) -> list[Comparison]:
-    """Compare by images per second of all ranks, for each batch size."""
+    """Compare images per second of all ranks, for each batch size."""
     comparisons = []
     for batch in BATCHES[setting.device]:
         steps = STEPS[setting.device]

@@ -1,4 +1,4 @@
-"""The limit: DDP over tensors in memory, and nothing else."""
+"""The limit: only DDP, with tensors in memory."""
 
 import os
 

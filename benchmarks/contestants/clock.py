@@ -1,4 +1,4 @@
-"""What a contestant is told, and how it tells its figure."""
+"""How a contestant gets its settings, and how it prints its figure."""
 
 import json
 import os
@@ -8,12 +8,12 @@ import torch
 
 
 def batch_size() -> int:
-    """Return the samples that a rank takes at once."""
+    """Return the batch size of each rank."""
     return int(os.environ["BENCHMARK_BATCH"])
 
 
 def device() -> torch.device:
-    """Return this rank's device, chosen for CUDA."""
+    """Return this rank's device, and make it the current CUDA device."""
     if os.environ["BENCHMARK_DEVICE"] == "cpu":
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -24,7 +24,7 @@ class Clock:
     """Times the steps after the warm-up, and prints images per second of all ranks.
 
     Attributes:
-        total: steps to take, those of the warm-up among them.
+        total: number of steps to take, including the warm-up.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Clock:
         self.steps = 0
 
     def step(self) -> bool:
-        """Count a step; return whether it was the last."""
+        """Count a step; return whether it was the last one."""
         self.steps += 1
         if self.steps in (self.warm_up, self.total):
             if torch.cuda.is_available():

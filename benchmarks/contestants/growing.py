@@ -1,7 +1,8 @@
-"""Plays rank 0 of as many ranks as asked for, with torch's fake process group.
+"""Runs rank 0 of a world of any size, with PyTorch's fake process group.
 
-That group talks to nobody: all others are taken to have what this rank has. So it has the work,
-the memory and the files that it would have, and waits for none. Prints its figures.
+This process group does not communicate: it treats the values of this rank as those of all ranks. So
+rank 0 has the same work, memory and files as in a real world, but waits for no other rank. Prints
+its figures.
 """
 
 import json
@@ -33,17 +34,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import Dataset
 
-WHAT = os.environ["BENCHMARK_WHAT"]  # parts, or a strategy to train with
+WHAT = os.environ["BENCHMARK_WHAT"]  # "parts", or the strategy of a training
 SAMPLES, SHARDS, BATCH = 1_281_167, 8192, 32
-MANY = 10_000_000  # samples of an epoch that goes on in its middle
-ROWS, WIDTH, BLOCKS = 4096, 512, 4  # no layer has fewer rows than there are ranks
+MANY = 10_000_000  # samples of an epoch that is resumed
+ROWS, WIDTH, BLOCKS = 4096, 512, 4  # each layer has at least as many rows as there are ranks
 MIB = 2**20
 
 Figures = dict[str, float]
 
 
 class Indices(Dataset):
-    """Samples that are their numbers; as many as ImageNet has."""
+    """A dataset whose samples are their indices; as many as in ImageNet."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
         self.samples = samples
@@ -56,7 +57,7 @@ class Indices(Dataset):
 
     @staticmethod
     def collate(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """`__getitems__` made the batch already."""
+        """Return the batch that `__getitems__` has made."""
         return batch
 
 
@@ -66,7 +67,7 @@ def read(shard: int, samples: int = SAMPLES // SHARDS) -> Iterator[tuple[int, in
 
 
 class Block(nn.Linear):
-    """A layer with many rows, of 8 MiB."""
+    """A layer of 8 MiB with many rows."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, ROWS)
@@ -76,7 +77,7 @@ class Block(nn.Linear):
 
 
 class Rank0(train.Trainer):
-    """The trainer, whose peak of memory begins with its first step."""
+    """The trainer. Its peak memory is measured from its first step on."""
 
     def train_step(self, *arguments: object) -> None:
         if not self.position.step:
@@ -85,7 +86,7 @@ class Rank0(train.Trainer):
 
 
 def pretend() -> None:
-    """Make all process groups fake, sums right, and let DDP do without what a real one returns."""
+    """Replace all process groups by fake ones, with right sums, and with a hook that DDP needs."""
     init, new, reduce = dist.init_process_group, dist.new_group, dist.all_reduce
 
     def join(_backend: str, *, rank: int, world_size: int, **_: object) -> None:
@@ -115,7 +116,7 @@ def pretend() -> None:
 
 
 def joining() -> tuple[World, Figures]:
-    """Join the others; return the world too."""
+    """Measure joining the ranks; return the world too."""
     blocks: list[AbstractContextManager[World]] = []
 
     def join() -> World:
@@ -125,7 +126,7 @@ def joining() -> tuple[World, Figures]:
     def leave() -> None:
         blocks.pop().__exit__(None, None, None)
 
-    join()  # imports
+    join()  # the first time, it imports modules
     leave()
     kib = python_kib(join)
     leave()
@@ -136,7 +137,7 @@ def joining() -> tuple[World, Figures]:
 
 
 def sharding(world: World) -> Figures:
-    """Put an epoch in order and read its first batch, both ways."""
+    """Measure the start of an epoch, up to its first batch, by index and as a stream."""
     figures, settings = {}, Settings(batch_size=BATCH, workers=0, seed=0)
     for name, make in {
         "index": Indices,
@@ -152,7 +153,7 @@ def sharding(world: World) -> Figures:
 
 
 def resuming(world: World) -> Figures:
-    """Go on at nine tenths of a long epoch, both ways, until the first batch is there."""
+    """Measure a resume at nine tenths of a long epoch, up to the first batch, in both ways."""
     figures, settings = {}, Settings(batch_size=BATCH, workers=0, seed=0)
     had, each = MANY * 9 // 10 // (BATCH * world.size), MANY // SHARDS
     for name, make in {
@@ -171,9 +172,9 @@ def resuming(world: World) -> Figures:
 
 
 def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures]:
-    """Spread a network and take a step; return what a checkpoint would save, too."""
+    """Distribute a network and take a step; also return the state that a checkpoint saves."""
     learner = model.Model(settings)
-    for _ in range(2):  # the first one imports
+    for _ in range(2):  # the first time, it imports modules
         network = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         clock = Clock()
         with clock:
@@ -195,7 +196,7 @@ def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures
 
 
 def parts() -> Figures:
-    """Return the figures of the parts of a training."""
+    """Return the figures of all parts of a training."""
     world, figures = joining()
     figures |= sharding(world) | resuming(world)
     with tempfile.TemporaryDirectory() as folder:
@@ -206,7 +207,7 @@ def parts() -> Figures:
 
 
 def write_list(folder: Path, *_: object) -> dict[str, str]:
-    """Write an empty list of shards: the real function waits for what others would plan."""
+    """Write an empty list of shards: the real function would wait for the plans of other ranks."""
     folder.mkdir(parents=True)
     (folder / ".metadata").touch()
     return {".metadata": "0" * 64}

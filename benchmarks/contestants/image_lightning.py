@@ -1,4 +1,4 @@
-"""Lightning over JPEG files by class, with neither logger, checkpoints nor progress bar."""
+"""Lightning with JPEG files by class, without logger, checkpoints and progress bar."""
 
 import os
 import warnings

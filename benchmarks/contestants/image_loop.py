@@ -1,4 +1,4 @@
-"""A bare loop over JPEG images, as BENCHMARK_LOADER loads them."""
+"""A bare loop over JPEG images, with the loader that BENCHMARK_LOADER names."""
 
 import io
 import os
@@ -25,7 +25,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def transform(image: Image.Image) -> Tensor:
-    """Cut out, resize and mirror at random, as torchvision's transforms of PIL images do."""
+    """Crop, resize and mirror at random, like torchvision's transforms of PIL images."""
     image = image.convert("RGB")
     part = random_part(image.width, image.height, least=0.25)
     box = [share * edge for share, edge in zip(part, 2 * image.size, strict=True)]
@@ -36,7 +36,7 @@ def transform(image: Image.Image) -> Tensor:
 
 
 class ImageFolder(Dataset):
-    """torchvision's: a folder for each class, a PIL image for each file."""
+    """torchvision's `ImageFolder`: a folder for each class, a PIL image for each file."""
 
     def __init__(self) -> None:
         self.paths = sorted(FOLDER.glob("*/*.jpg"))
@@ -77,7 +77,7 @@ def web_dataset() -> Batches:
 
 
 def hugging_face() -> Batches:
-    """Return datasets' stream over Parquet shards."""
+    """Return the stream of Hugging Face's `datasets` over Parquet shards."""
     import datasets
     from datasets.distributed import split_dataset_by_node
 
@@ -112,7 +112,7 @@ LOADERS: dict[str, Callable[[], Batches]] = {
 
 
 def main() -> None:
-    """Train for as many steps as are timed."""
+    """Train for the timed number of steps."""
     where = device()
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     clock, done = Clock(), False

@@ -1,6 +1,6 @@
-"""The least that a rank does before its first step: import torch, join the others.
+"""The minimum that a rank does before its first step: import torch and join the others.
 
-Where asked for, it makes DDP and an optimizer too, for which torch imports its compiler.
+If asked for, it also makes DDP and an optimizer, for which PyTorch imports its compiler.
 """
 
 import json

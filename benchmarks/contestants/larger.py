@@ -1,8 +1,8 @@
 """Trains the example `text` with many blocks; prints the memory of rank 0 and the time of a step.
 
-BENCHMARK_WORLD plays rank 0 of that many ranks, with torch's fake process group, which talks to
-nobody. Without it, the ranks are real. Either way, each half of them is a node, as far as FSDP can
-tell.
+With BENCHMARK_WORLD, it runs rank 0 of so many ranks, with PyTorch's fake process group, which does
+not communicate. Without it, the ranks are real. In both cases, FSDP sees two nodes, each with half
+of the ranks.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp  # here, so that `before` has it with DDP, too
+import torch.distributed.fsdp  # imported with DDP too, so that `before` includes it
 from demo.engine.data.steps import Loaded
 from demo.engine.networks import Networks
 from demo.engine.ranks.process_group import joined
@@ -34,7 +34,7 @@ NETWORK = ["--layers=12", "--width=384", "--heads=6", f"--context={CONTEXT}", "-
 
 @contextmanager
 def played(size: int) -> Iterator[World]:
-    """Yield the world of rank 0, whose process group is fake."""
+    """Yield the world of rank 0 with a fake process group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
@@ -42,12 +42,12 @@ def played(size: int) -> Iterator[World]:
 
 
 def main() -> None:
-    """Take some steps, the first of which makes the optimizer's state."""
+    """Take some steps. The first one makes the optimizer's state."""
     settings = Settings.parse([*NETWORK, "--device=cpu", *sys.argv[1:]])
     learner = Model(settings)
     clear = Path("/proc/self/clear_refs")
     with played(int(WORLD)) if WORLD else joined(settings) as world:
-        clear.write_text("5")  # the peak is measured from here on
+        clear.write_text("5")  # resets the peak memory of this process
         before = peak_mib()
         nodes = tuple("ab"[2 * rank // world.size] for rank in range(world.size))
         world = replace(world, nodes=nodes)

@@ -1,6 +1,6 @@
-"""Ranks of one machine that meet through Gloo, as those of a training do for what they vote on.
+"""Ranks on one machine that connect through Gloo, as the ranks of a training do for `StepTotals`.
 
-All are in one process, each with its own group, sockets and threads. Prints figures.
+All ranks are in one process, each with its own group, sockets and threads. Prints figures.
 """
 
 import json
@@ -20,7 +20,7 @@ VOTES, PARKED = 9, 0.05  # seconds until all ranks except one wait
 
 
 def main() -> None:
-    """Connect, and sum as `StepTotals` does."""
+    """Connect the ranks, and sum as `StepTotals` does."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     store, before = dist.HashStore(), descriptors()
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def vote(ranks: list[dist.ProcessGroupGloo]) -> float:
-    """Return the seconds from when the last rank votes until every rank knows the outcome."""
+    """Return the seconds from the vote of the last rank until all ranks know the result."""
     tallies = [torch.tensor([0, 32]) for _ in ranks]
     waiting = [rank.allreduce([each]) for rank, each in zip(ranks[1:], tallies[1:], strict=True)]
     time.sleep(PARKED)

@@ -1,4 +1,4 @@
-"""Plans a save of a checkpoint's shards with the plans of all ranks, without those ranks."""
+"""Plans a save of a checkpoint's shards with the plans of all ranks, but without the ranks."""
 
 import pickle
 from dataclasses import replace
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 
 def of_rank(plan: SavePlan, rank: int, size: int) -> SavePlan:
-    """Return what a rank plans to write, from rank 0's plan: the same tensors, its own rows."""
+    """Return the plan of a rank, made from rank 0's plan: the same tensors, but its own rows."""
 
     def cut(item: WriteItem) -> WriteItem:
         whole = item.tensor_data.size
@@ -38,9 +38,9 @@ def of_rank(plan: SavePlan, rank: int, size: int) -> SavePlan:
 
 
 def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]:
-    """Plan a save as `shards.write` lets torch do it, once with the plans of all ranks.
+    """Plan a save as PyTorch does for `shards.write`, with the plans of all ranks.
 
-    Its check that the parts of all ranks fill each tensor says that those plans are right.
+    PyTorch checks that the parts of all ranks fill each tensor, so the plans are right.
     """
     parts: dict[str, Tensor] = {}
 
@@ -80,7 +80,7 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
 
 
 def results(rank: int, plan: SavePlan) -> list[WriteResult]:
-    """Return what a rank would say of what it wrote."""
+    """Return what a rank would report about its writes."""
     return [
         WriteResult(item.index, 4096, _StorageInfo(f"__{rank}_0.distcp", 4096 * number, 4096))
         for number, item in enumerate(plan.items)

@@ -1,4 +1,4 @@
-"""The idiom of pytorch/examples and the many scripts after it: a PIL image for each sample."""
+"""The way of pytorch/examples and of many scripts made from it: a PIL image for each sample."""
 
 import os
 
@@ -15,7 +15,7 @@ from workload import clip, digits, loss, network, optimizer
 
 
 class Pictures(Dataset):
-    """MNIST as torchvision has it: an image, to a tensor, normalized."""
+    """MNIST as in torchvision: each sample is a PIL image, turned into a normalized tensor."""
 
     def __init__(self) -> None:
         self.pixels, self.labels = digits()
@@ -31,7 +31,7 @@ class Pictures(Dataset):
 
 
 def loader(batch: int, where: torch.device, seed: int = 0) -> DataLoader:
-    """Return this rank's batches; with a GPU by a worker and in pinned memory, as in examples."""
+    """Return this rank's batches; with a GPU, with a worker and pinned memory, as in examples."""
     data = Pictures()
     options = {"num_workers": 1, "pin_memory": True, "persistent_workers": True}
     return DataLoader(
@@ -44,7 +44,7 @@ def loader(batch: int, where: torch.device, seed: int = 0) -> DataLoader:
 
 
 def main() -> None:
-    """Train for as many steps as are timed."""
+    """Train for the timed number of steps."""
     where = device()
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     batches = loader(batch_size(), where)
@@ -62,7 +62,7 @@ def main() -> None:
             clip(plain)
             update.step()
             if step % 10 == 0:
-                value.item()  # is printed
+                value.item()  # pytorch/examples prints it
             if done := clock.step():
                 break
         epoch += 1

@@ -1,9 +1,9 @@
-"""Loads most of an epoch, or resumes from there: the batches that follow, and how long they took.
+"""Loads most of an epoch, or resumes there, and prints the time and the batches that follow.
 
-BENCHMARK_LOADER is who loads, with BENCHMARK_WORKERS processes. Where there is no file
-BENCHMARK_STATE, it loads as many batches as BENCHMARK_STOP says, writes there what it would resume
-from, and goes on; otherwise it resumes from it. Prints images per second until the stop, or seconds
-until the next batch, and hashes of the images and classes that follow.
+BENCHMARK_LOADER names the loader, and BENCHMARK_WORKERS is the number of its processes. If the file
+BENCHMARK_STATE does not exist, this loads BENCHMARK_STOP batches, writes the loader's state to this
+file, and continues. Otherwise it resumes from this file. It prints images per second until the
+stop, or seconds until the next batch, and hashes of the images and classes that follow.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from image_loop import FOLDER, WORKERS, ImageFolder, transform
 from PIL import Image
 
 STOP, STATE = int(os.environ["BENCHMARK_STOP"]), Path(os.environ["BENCHMARK_STATE"])
-AHEAD = 3  # batches that are compared
+AHEAD = 3  # number of batches to compare
 
 
 class Ours:
@@ -53,11 +53,11 @@ class Ours:
             yield loaded[0].batch
 
     def state_dict(self) -> int:
-        """Return how many batches were had."""
+        """Return the number of batches that were taken."""
         return self.had
 
     def load_state_dict(self, state: int) -> None:
-        """Go on behind them."""
+        """Continue after these batches."""
         self.had = state
 
 
@@ -70,7 +70,7 @@ def stateful() -> Any:  # noqa: ANN401 - a loader
 
 def mosaic() -> Any:  # noqa: ANN401
     """Return Mosaic's loader over shards of its own format, made at the first use."""
-    # It imports torchvision for data sets that are not used here.
+    # Mosaic's package imports torchvision for datasets that are not used here.
     for name, has in (("datasets", "VisionDataset"), ("transforms.functional", "to_tensor")):
         for part in ("torchvision", "torchvision.transforms", f"torchvision.{name}"):
             module = sys.modules.setdefault(part, ModuleType(part))

@@ -1,4 +1,4 @@
-"""How long the loop is held up by a checkpoint; of the example or of a larger network.
+"""How long a checkpoint delays the training loop, with the example or with a larger network.
 
 Records the median milliseconds of a step, and of a save without the first, which allocates memory.
 """
@@ -18,12 +18,12 @@ from demo.settings import Settings
 from torch import Tensor, nn
 
 AT_ONCE = bool(os.environ["BENCHMARK_AT_ONCE"])  # or during the training, in a thread
-SYNCED = bool(os.environ["BENCHMARK_SYNCED"])  # or left to the system
-MEGABYTES = int(os.environ["BENCHMARK_MEGABYTES"])  # of parameters; 0: the example
+SYNCED = bool(os.environ["BENCHMARK_SYNCED"])  # whether to call fsync
+MEGABYTES = int(os.environ["BENCHMARK_MEGABYTES"])  # size of the parameters; 0: the example
 
 
 class Large(nn.Module):
-    """Linear layers with as many parameters as asked for, over the digits."""
+    """Linear layers for the digits, with parameters of MEGABYTES."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Large(nn.Module):
 
 
 class Timed(train.Trainer):
-    """The trainer, with a clock at its steps and saves."""
+    """The trainer, which measures the time of its steps and saves."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)

@@ -1,4 +1,4 @@
-"""Time and memory of a call."""
+"""Measures the time and the memory of a call."""
 
 import gc
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Clock:
-    """Milliseconds spent in `with` blocks, without collecting garbage, as timeit does."""
+    """Milliseconds spent in `with` blocks, without garbage collection, as in timeit."""
 
     ms = 0.0
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 def milliseconds(function: Callable[[], object]) -> float:
-    """Return how long a second call takes: the first one imports."""
+    """Return the milliseconds of a second call, because the first one imports modules."""
     function()
     clock = Clock()
     with clock:
@@ -31,7 +31,7 @@ def milliseconds(function: Callable[[], object]) -> float:
 
 
 def python_kib(function: Callable[[], object]) -> float:
-    """Return the most memory that Python's objects had in a call; tensors are not among them."""
+    """Return the peak memory of Python objects in a call, in KiB, without tensors."""
     tracemalloc.start()
     function()
     peak = tracemalloc.get_traced_memory()[1]
@@ -40,6 +40,6 @@ def python_kib(function: Callable[[], object]) -> float:
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process had; `resource` would count its parent's, too."""
+    """Return the peak memory of this process, in MiB. `resource` would include its parent's."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024

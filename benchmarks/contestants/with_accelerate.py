@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate, as its quick tour has it, over tensors in memory."""
+"""Hugging Face Accelerate, used as in its quick tour, with tensors in memory."""
 
 import os
 

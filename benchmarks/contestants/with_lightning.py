@@ -1,4 +1,4 @@
-"""Lightning, with neither logger, checkpoints nor progress bar, over tensors in memory."""
+"""Lightning without logger, checkpoints and progress bar, with tensors in memory."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""What all contestants share: the project's network, optimizer, loss and data."""
+"""The project's network, optimizer, loss and data, which all contestants use."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """Return all images as the network takes them, (samples, 1, 28, 28), and labels (samples,)."""
+    """Return all images as network inputs (samples, 1, 28, 28), and labels (samples,)."""
     pixels, labels = digits()
     return (pixels.unsqueeze(1).float() - Digits.MEAN) / Digits.DEVIATION, labels
 
@@ -37,7 +37,7 @@ def optimizer(of: nn.Module) -> torch.optim.Optimizer:
 
 
 def clip(of: nn.Module) -> None:
-    """Scale the gradient down to the project's limit."""
+    """Clip the norm of the gradient to the project's limit."""
     nn.utils.clip_grad_norm_(of.parameters(), SETTINGS.clip_norm)
 
 
