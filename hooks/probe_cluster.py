@@ -67,7 +67,7 @@ Accounts = Dict[str, Tuple[List[str], str]]  # by account: each QOS, and the def
 
 
 class Answer(NamedTuple):
-    """An answer and the facts that led to it; None if Copier has to ask."""
+    """An answer and the facts that led to it. The value is None if Copier has to ask."""
 
     question: str
     value: Any
@@ -187,8 +187,8 @@ class Partition:
     """A partition and its nodes.
 
     Args:
-        facts: what scontrol says of it.
-        nodes: its nodes. Those that are not up are ignored, unless none is up.
+        facts: facts about it from scontrol.
+        nodes: its nodes. Nodes that are not up are ignored, unless no node is up.
         accounts: the user's accounts.
         hidden: whether sinfo does not show it to the user.
     """
@@ -225,7 +225,7 @@ class Partition:
         return (allowed in ("ALL", "N/A") or name in allowed.split(",")) and name not in denied
 
     def _refusal(self, hidden: bool) -> str:
-        """Return why it takes no jobs of this user; "" if it seems to take them."""
+        """Return why it accepts no jobs of this user, or "" if it seems to accept them."""
         facts = self.facts
         allowed = f"for the accounts {facts.get('AllowAccounts')}, QOS {facts.get('AllowQos')}"
         reasons = [
@@ -239,7 +239,7 @@ class Partition:
         return next((reason for applies, reason in reasons if applies), "")
 
     def preempted(self, others: List[Facts], config: Facts) -> str:
-        """Return which jobs may stop its jobs; "" if none may."""
+        """Return which jobs may preempt its jobs, or "" if no jobs may."""
         preempt = config.get("PreemptType", "preempt/none")
         if preempt.endswith(("none", "(null)")) or self.facts.get("PreemptMode") == "OFF":
             return ""
@@ -353,7 +353,7 @@ def table(found: List[Partition]) -> List[str]:
 
 
 def span(values: Iterable[int]) -> str:
-    """Return the least and the greatest value."""
+    """Return the smallest and the largest value as text."""
     ends = sorted(set(values))
     return str(ends[0]) if len(ends) == 1 else f"{ends[0]}-{ends[-1]}"
 
@@ -447,7 +447,7 @@ def account_answers(
 
 
 def requeue_answer(partition: Partition, config: Facts) -> Answer:
-    """Return the answer about jobs that are stopped and come back."""
+    """Return the answer about requeueing stopped jobs."""
     names = ("JobRequeue", "PreemptType", "PreemptMode")
     facts = [", ".join(f"{name} {config.get(name, '?')}" for name in names)]
     if partition.preempted_by:
@@ -505,13 +505,13 @@ def python_version(module: str = "") -> Tuple[int, ...]:
 
 
 def login_shell(script: str, argument: str = "") -> str:
-    """Return the output of a login shell, which has `module` and, as in a job, none loaded."""
+    """Return the output of a login shell. It has the command `module`, but no module is loaded."""
     purge = "type module >/dev/null 2>&1 && module purge >/dev/null 2>&1; "
     return ask("bash", "-lc", purge + script, argument) or ""
 
 
 def network_answer() -> Answer:
-    """Return the answer site_script, from the network interfaces of this node that are up."""
+    """Return the answer `site_script`, from the network interfaces of this node that are up."""
     shown = ask("ip", "-o", "-4", "addr", "show", "up")
     if shown is None:
         found = [(name, "") for name in sorted(os.listdir(NETWORK)) if name != "lo" and is_up(name)]
@@ -525,7 +525,7 @@ def network_answer() -> Answer:
 
 
 def is_up(interface: str) -> bool:
-    """Return whether a network interface is up, or may be up: some kinds do not say."""
+    """Return whether a network interface is up, or may be up: some kinds do not report it."""
     with open(os.path.join(NETWORK, interface, "operstate")) as state:
         return state.read().strip() in ("up", "unknown")
 
@@ -637,7 +637,7 @@ def settings(answers: str, source: str) -> str:
 
 
 def wrong_characters(line: str, in_block: bool) -> str:
-    """Return what a line of a file of answers must not have, "" if the line is fine."""
+    """Return what is not allowed in a line of a file of answers, or "" if the line is fine."""
     if UNPLAIN.search(line):
         return "no tab and no control character"
     free = in_block or line.startswith("#")

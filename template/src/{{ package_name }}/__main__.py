@@ -90,7 +90,7 @@ def _module(name: str) -> str:
 
 
 def load_env() -> None:
-    """Set the variables of .env, such as a key of a tracker, that the environment does not have."""
+    """Set the variables of .env that the environment does not have, such as a tracker's key."""
     from dotenv import dotenv_values
 
     try:

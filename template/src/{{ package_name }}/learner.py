@@ -180,7 +180,7 @@ class Learner:
         """Called on every rank after an evaluation; `metrics` has names like "validation/loss"."""
 
     def on_checkpoint(self, training: Training, path: Path, best: bool) -> None:
-        """Called on rank 0 soon after a checkpoint is complete; `best`: it is the best so far.
+        """Called on rank 0 soon after a checkpoint is complete. `best`: whether it is the best.
 
         The training waits for this method. Start a process for work that takes long, such as an
         upload.

@@ -36,7 +36,7 @@ class Flags:
     keep: Literal["best", "last"] = "best"
     """which checkpoint to keep; if there is no best one, the last is kept"""
     older: str = "0d"
-    """only runs that have written nothing for so many days or hours, such as 30d or 12h"""
+    """only runs that have written nothing for this many days or hours, such as 30d or 12h"""
     dry_run: bool = False
     """print what would be removed, and remove nothing"""
 

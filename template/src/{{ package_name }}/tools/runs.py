@@ -49,7 +49,7 @@ class Flags:
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
     """folders of runs, of experiments or of all experiments; default: run_root of the settings"""
     hours: float = math.inf
-    """show only runs that wrote something within so many hours"""
+    """show only runs that wrote something in the last HOURS hours"""
     fail: bool = False
     """exit with code 1 if one of the runs failed, is stuck or is lost"""
     usage: bool = False

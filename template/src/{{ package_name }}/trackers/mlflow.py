@@ -61,7 +61,7 @@ class Tracker(Backend):
     metrics, so there the first value of a step stays. MLflow does not support histograms.
     """
 
-    SECONDS, METRICS = 10, 500  # metrics are sent after so many seconds or so many metrics
+    SECONDS, METRICS = 10, 500  # send metrics after this many seconds, or this many metrics
     MOST = 1000  # MLflow's limit of metrics in one call
 
     def __init__(self, run: Run) -> None:

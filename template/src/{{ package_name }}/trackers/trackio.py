@@ -48,7 +48,7 @@ class Tracker(Backend):
     also gets an alert. Texts, such as the log, are files of the project.
     """
 
-    SECONDS, LINES = 30, 500  # lines are written after so many seconds or so many lines
+    SECONDS, LINES = 30, 500  # write lines after this many seconds, or this many lines
 
     def __init__(self, run: Run) -> None:
         self.folder, self.project = storage(run.store), project(run.experiment)

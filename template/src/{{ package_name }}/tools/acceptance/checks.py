@@ -109,7 +109,7 @@ class Checks:
     def doctor(self) -> str:
         """Check this machine, and whether Slurm accepts the scripts."""
         command = [sys.executable, *program("doctor").split()[1:], *self.flags]
-        # In its own session, the process does not get Ctrl-C, which this process handles.
+        # In its own session, the doctor does not get Ctrl-C. Only this process handles it.
         done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
         self.jobs.check()
         lines = done.stdout.splitlines() or done.stderr.splitlines() or ["doctor printed nothing"]

@@ -125,7 +125,7 @@ def logs(flags: Flags, _options: Sequence[str]) -> int:
 
 
 def view(flags: Flags, options: Sequence[str]) -> int:
-    """Open one run: TensorBoard over it alone, or its page in the experiment's other servers."""
+    """Open one run: in its own TensorBoard, or on its page in the experiment's other servers."""
     if len(flags.names) not in (1, 2):
         raise UsageError(
             "view takes the folder of a run, and optionally a server: view RUN_DIR aim"

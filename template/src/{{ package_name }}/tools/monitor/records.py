@@ -29,7 +29,7 @@ class Record:
         run: the only run that it shows; empty for all runs of the experiment.
         job, job_name: Slurm's id and name of the job.
         log: the log file of the job.
-        listen: what the server is bound to.
+        listen: where the server listens: socket, loopback or node.
         certificate, key: files for TLS, or empty.
         node: the node of the server; empty until the server answers.
         port: the port on the node, or at the user's end of a tunnel to the Unix socket.

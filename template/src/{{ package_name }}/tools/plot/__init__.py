@@ -27,7 +27,7 @@ from .curves import Curves, Group, group, load
 # Metrics that are drawn only if --metrics names them.
 LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm", "train/slowest_hook")
 STYLES = ("-", "--", ":")  # line styles of the metrics in a panel
-FEW_VALUES = 20  # a curve with at most so many values is drawn with dots, and is not smoothed
+FEW_VALUES = 20  # a curve with at most this many values is drawn with dots, and is not smoothed
 UNITS = {"step": 1, "seconds": 1, "minutes": 60, "hours": 3600}  # of the x axis; time in seconds
 MEANING = "mean over seeds, band from min to max; pale: not all seeds have a value"
 # Without this, a dollar sign in the name of a metric or a run would begin a formula.
