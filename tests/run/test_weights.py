@@ -392,7 +392,7 @@ def test_transformers_load_a_folder(
     job = srun(root, tmp_path / "again", 1, *flags, *again).wait()
     assert job.codes == [0] and "40 of 40 tensors" in job.log, job.log
 
-    # A part of the network, with something beside it.
+    # A part of the network, and the configuration next to it.
     path = root / "src/demo/model.py"
     method = "    def pretrained(self, network):\n        return network.distilbert, network.config"
     path.write_text(f"{path.read_text()}\n{method}\n")
