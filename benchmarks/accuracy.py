@@ -49,7 +49,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         notes=notes,
     )
     command = Comparison(
-        title="The whole command, to 99.0 %",
+        title="Time of the whole command, to 99.0 %",
         unit="s",
         baseline=RECIPE,
         figures=whole,

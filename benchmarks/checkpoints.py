@@ -40,7 +40,7 @@ def _compare(
         repeats,
     )
     comparison = Comparison(
-        title=f"What a checkpoint holds up, {name}, {strategy}",
+        title=f"Time that a checkpoint stops the training, {name}, {strategy}",
         unit="ms",
         baseline="one step",
         figures={**figures, "one step": steps},

@@ -37,7 +37,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
     contestants |= {name: measured(folder=changed(*change)) for name, change in CHANGES.items()}
     return [
         Comparison(
-            title=f"Defaults: images per second, batches of {batch}",
+            title=f"Images per second with other settings, batches of {batch}",
             unit="images/s",
             baseline="as rendered",
             figures=in_turns(contestants, repeats),

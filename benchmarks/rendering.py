@@ -34,7 +34,7 @@ def measure(_setting: Setting, repeats: int) -> list[Comparison]:
         (cookie / "cookiecutter.json").write_text(json.dumps(options))
         copier = ("copier", "copy", "--quiet", "--defaults")
         comparison = Comparison(
-            title="Rendering a project",
+            title="Time to render a project",
             unit="s",
             baseline="Copier, the same files without a choice",
             figures=in_turns(
@@ -76,7 +76,7 @@ def measure_matrix(repeats: int) -> Comparison:
             return len(variants) / (time.perf_counter() - began)
 
         return Comparison(
-            title="Rendering the test matrix",
+            title="Renders per second in the tests",
             unit="renders/s",
             baseline="Copier alone",
             figures=in_turns(

@@ -43,7 +43,7 @@ def table(name: str, results: Mapping[str, Any]) -> str:
         "",
         f"![Ratios of this project and other programs]({RESULTS.name}/{name}-ratios.png)",
         "",
-        "| | this project | baseline | ratio | target | others, as ratios |",
+        "| | this project | baseline | ratio | target | ratios of the others |",
         "|---|--:|--:|--:|---|---|",
     ]
     lines += [

@@ -36,7 +36,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
 
         seconds = in_turns({name: partial(contestant, name) for name in LOADERS}, repeats)
     comparison = Comparison(
-        title=f"From nine tenths of {SHARDS * EACH:,} JPEGs on, until the next batch",
+        title=f"Time to resume after nine tenths of {SHARDS * EACH:,} JPEGs, until the next batch",
         unit="s",
         baseline="files, StatefulDataLoader",
         figures=seconds,

@@ -25,7 +25,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         repeats,
     )
     first = Comparison(
-        title="From the command to the first step",
+        title="Time from the command to the first step",
         unit="s",
         baseline="import torch, join the ranks",
         figures=figures,
@@ -34,7 +34,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         notes=["torchrun's own start is in all of them."],
     )
     with_ddp = Comparison(
-        title="From the command to the first step, compared with plain DDP",
+        title="Time from the command to the first step, compared with plain DDP",
         unit="s",
         baseline="import torch, join, make DDP and SGD",
         figures={
@@ -45,7 +45,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         limit=MOST,
     )
     unused = Comparison(
-        title="What trackers cost that a run does not use",
+        title="Start with trackers that the run does not use",
         unit="s",
         baseline="rendered with TensorBoard only",
         figures=in_turns(
@@ -57,10 +57,10 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
             },
             repeats,
         ),
-        target="nothing",
+        target="as fast",
     )
     answer = Comparison(
-        title="Until `train --help` has answered",
+        title="Time of `train --help`",
         unit="s",
         baseline="import torch",
         figures=in_turns(
