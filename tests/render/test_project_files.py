@@ -142,7 +142,7 @@ def test_pixi_has_the_extra_for_pytorch_only_where_it_is_read(render: Renderer) 
 
 
 @pytest.mark.parametrize("environment", ["venv", "uv", "conda"])
-def test_the_page_on_setup_names_a_pytorch_that_is_tested(render: Renderer, environment: str) -> None:
+def test_the_page_names_a_pytorch_that_is_tested(render: Renderer, environment: str) -> None:
     files = render({"environment": environment})
     python = tomllib.loads(files["pyproject.toml"])["project"]
     (tested,) = python["optional-dependencies"]["tested"]
