@@ -17,8 +17,8 @@ class Settings(engine.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"
-    """how the images in DATA_DIR are stored: files, tar or parquet; synthetic: made-up images,
-    which need no file"""
+    """how the images in DATA_DIR are stored: files, tar or parquet;
+    synthetic: made-up images, which need no file"""
     classes: Positive = 10
     """number of classes"""
     samples: Positive | None = None
@@ -28,8 +28,8 @@ class Settings(engine.Settings):
     least_crop: Fraction = 0.25
     """smallest share of an image's area that a random crop for training has"""
     layers: tuple[Positive, ...] = (1, 1, 1)
-    """number of blocks in each stage of the network; each stage after the first halves height and
-    width and doubles the channels"""
+    """number of blocks in each stage of the network;
+    each stage after the first halves height and width and doubles the channels"""
     width: Positive = 16
     """number of channels in the first stage"""
     momentum: Fraction = 0.9

@@ -19,8 +19,8 @@ class Settings(engine.Settings):
     dataset: str = "synthetic"
     """csv: the file TABLE in DATA_DIR; synthetic: made-up rows, which need no file"""
     table: str = "table.csv"
-    """name of the CSV file; its first line has the names of the columns, each other line has the
-    numbers of one sample"""
+    """name of the CSV file;
+    its first line has the names of the columns, each other line has the numbers of one sample"""
     columns: tuple[str, ...] = ("x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8")
     """names of the columns to predict from"""
     target: str = "y"

@@ -17,13 +17,14 @@ class Settings(engine.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"
-    """text: the bytes of the *.txt files in DATA_DIR; tokens: train.bin and validation.bin in
-    DATA_DIR; synthetic: made-up sentences, which need no file"""
+    """text: the bytes of the *.txt files in DATA_DIR;
+    tokens: train.bin and validation.bin in DATA_DIR;
+    synthetic: made-up sentences, which need no file"""
     vocabulary: Positive = 256
     """number of different tokens: 256 for bytes, or that of your tokenizer"""
     held_out: Fraction = 0.05
-    """share of the text, at its end, that is held out for the test; an equal share before it is
-    held out for validation"""
+    """share of the text, at its end, that is held out for the test;
+    an equal share before it is held out for validation"""
     context: Positive = 64
     """number of tokens that the network sees at once"""
     layers: Positive = 4

@@ -31,8 +31,8 @@ class Flags(trained_network.Flags):
     """
 
     trackers: tuple[str, ...] = ()
-    """trackers that get the metrics too, at the checkpoint's step; a number that a tracker already
-    has is not logged again"""
+    """trackers that get the metrics too, at the checkpoint's step;
+    a number that a tracker already has is not logged again"""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -37,9 +37,10 @@ class Flags:
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
     output: Path = Path("network.pt2")
-    """file to write: .safetensors for the weights; .pt2 for a graph that torch.export.load reads;
-    .onnx for a graph as ONNX (first pip install onnx onnxscript); a name without an extension: a
-    folder that from_pretrained of transformers loads"""
+    """file to write; NAME.safetensors: the weights;
+    NAME.pt2: a graph that torch.export.load reads;
+    NAME.onnx: a graph as ONNX (first pip install onnx onnxscript);
+    NAME: a folder that from_pretrained of transformers loads"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder"""
     network: str | None = None

@@ -32,8 +32,8 @@ class Flags:
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder; for any other one, name its file instead of the folder"""
     output: Path | None = None
-    """file to write; default: a file named after SPLIT, in the run folder or next to the
-    checkpoint"""
+    """file to write;
+    default: a file named after SPLIT, in the run folder or next to the checkpoint"""
     data_dir: str | None = None
     """folder of the dataset's files; default: that of the run"""
     batch_size: int | None = None

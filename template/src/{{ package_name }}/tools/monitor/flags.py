@@ -24,8 +24,8 @@ class Flags:
     ]
     """what to do; serve is only for the servers' jobs"""
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """servers, with the names of the scripts in slurm/monitoring; default: all (with start: all
-    that have pages)"""
+    """servers, with the names of the scripts in slurm/monitoring;
+    default: all (with start: all that have pages)"""
     run_root: Path | None = None
     """folder of all experiments; default: that of configs/train.yaml"""
     experiment: str | None = None
@@ -34,8 +34,8 @@ class Flags:
     """with start and serve: show only this run of the experiment"""
     listen: Listen | None = None
     """socket: a Unix socket that only you can open; loopback: a port for all users of the node;
-    node: a port for jobs on other nodes that log to it; default: the first that the server
-    supports"""
+    node: a port for jobs on other nodes that log to it;
+    default: the first that the server supports"""
     certificate: Path | None = None
     """file with a certificate for the names of the nodes, for TLS on a port"""
     key: Path | None = None

@@ -41,13 +41,13 @@ class Flags:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
     """folders of runs, or of experiments for all their runs"""
     metrics: tuple[str, ...] = ()
-    """metrics to draw, each in its own panel; default: all, with training and validation in one
-    panel"""
+    """metrics to draw, each in its own panel;
+    default: all, with training and validation in one panel"""
     x: Literal["step", "time"] = "step"
     """the x axis; time starts at a run's first line and includes waits in the queue"""
     seeds: Literal["mean", "each"] = "mean"
-    """mean: draw runs that differ only in their seed as one curve, their mean, with a band from
-    min to max; each: draw a curve for each run; with --x time, always each"""
+    """mean: draw runs that differ only in their seed as one curve, with a band from min to max;
+    each: draw a curve for each run, as always with --x time"""
     smooth: float = 0.0
     """weight of the past in a moving average of each curve: from 0, no smoothing, to below 1"""
     output: Path = Path("plot.png")

@@ -46,8 +46,8 @@ class Flags:
     one file of at most a megabyte, without scripts, and it loads nothing from the internet."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
-    """folders of runs, or of experiments for all their runs; several runs are compared, and runs
-    that differ only in their seed are drawn as one curve, their mean"""
+    """folders of runs, or of experiments for all their runs; several runs are compared;
+    runs that differ only in their seed are drawn as one curve, their mean"""
     output: Path = Path("report.html")
     """file to write"""
 

@@ -42,8 +42,8 @@ class Flags:
     search: Path = Path("configs/sweep.yaml")
     """file with the search space: the settings and their ranges"""
     metric: str | None = None
-    """metric to optimize, by its name in metrics.jsonl; the best value of a trial counts; default:
-    the metric that decides the best checkpoint (`best` in model.py)"""
+    """metric to optimize, by its name in metrics.jsonl; the best value of a trial counts;
+    default: the metric that decides the best checkpoint (`best` in model.py)"""
     direction: Literal["maximize", "minimize"] | None = None
     """whether to look for the largest or the smallest value; required with --metric"""
     pruner: Literal["median", "hyperband", "none"] = "median"
