@@ -48,7 +48,7 @@ def runs(repository: Path) -> list["aim.Run"]:
 
 
 def series(run: "aim.Run", kind: str, name: str) -> tuple[list[int], list, list[float]]:
-    """Return steps, values and times of what a run has under a name."""
+    """Return the steps, values and times of a metric in a run."""
     from aim.storage.context import Context
 
     steps, (values, _, times) = getattr(run, f"get_{kind}")(name, Context({})).data.items_list()
@@ -67,7 +67,7 @@ def metrics(run: "aim.Run") -> dict[str, dict[int, float]]:
 
 
 def logged(job: Job) -> dict[str, dict[int, float]]:
-    """Return what metrics.jsonl has, in the same form."""
+    """Return the content of metrics.jsonl in the same form."""
     found: dict[str, dict[int, float]] = {}
     for line in job.metrics():
         for name in line.keys() - {"step", "time"}:

@@ -52,7 +52,7 @@ def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str
 def test_what_all_ranks_fail_for_is_said_once(
     project: Path, tmp_path: Path, flags: list[str], code: int, message: str
 ) -> None:
-    """Rank 0 says it, and the launcher ends the others."""
+    """Rank 0 prints the error, and the launcher ends the others."""
     old = '    if settings.dataset == "mnist":\n'
     new = f'    if settings.dataset == "mine":\n        raise ValueError("mine")\n{old}'
     mine = edited(project, tmp_path, "data.py", old, new)
@@ -119,7 +119,7 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
 def test_a_set_that_is_empty_or_of_another_length_on_one_rank(
     project: Path, tmp_path: Path, cut: str, message: str
 ) -> None:
-    """Such as of someone who cuts it up already in data.py: said before the first step."""
+    """For example, data.py already splits the set. The error comes before the first step."""
     held_out = "    held_out = settings.validation_size\n"
     rank = "    rank = int(__import__('os').environ['SLURM_PROCID'])\n"
     mine = edited(project, tmp_path, "data.py", held_out, f"{rank}    {cut}\n{held_out}")

@@ -49,7 +49,7 @@ SACCT = f"""\
 
 
 def usage_of(began: float, seconds: float, **values: object) -> dict[str, Any]:
-    """Return the usage of an attempt on 4 GPUs and 16 cores, with some of it changed."""
+    """Return the usage of an attempt on 4 GPUs and 16 cores, with some values changed."""
     from demo.engine.run.usage import PARTS
 
     usage = {"began": began, "until": began + seconds, "attempts": 1, "wall_seconds": seconds}

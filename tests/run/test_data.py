@@ -76,7 +76,7 @@ def test_ranks_share_one_order_of_the_samples(project: Path, ranks: int) -> None
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (3, 2), (7, 2)])
 def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int) -> None:
-    """Seven uneven shards: some ranks have more, and some workers have none."""
+    """Seven uneven shards: some ranks have more shards, and some workers have no shard."""
 
     seen: Counter[int] = Counter()
     orders = []
@@ -206,7 +206,7 @@ def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: s
     from demo.engine.data.stream import ShardStream
 
     def drawn(ranks: int, workers: int, epoch: int = 0, seed: int = 1) -> dict[int, list[float]]:
-        """Return what is drawn for each sample, by its number."""
+        """Return the random numbers of each sample, by its index."""
         found = {}
         for rank in range(ranks):
             dataset = ShardStream(range(12), _draw) if kind == "stream" else Drawing()
@@ -542,7 +542,7 @@ def test_the_log_shows_how_long_steps_wait_for_data(project: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_killed_loading_worker_is_named(project: Path, tmp_path: Path, late: bool) -> None:
-    """Also where the rank is told late, and a batch on its way fails before."""
+    """Also if the rank learns of it late, after a batch has failed."""
     job = srun(project, tmp_path / "run", 2, "--workers=1", "--max-steps=1000", STEP_SECONDS="0.05")
     job.wait_for_step(3)
     (rank, _) = job.processes

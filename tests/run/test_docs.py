@@ -84,7 +84,7 @@ def example(
 def whole(
     example: tuple[Path, Sequence[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], Job]:
-    """Return what runs it without a stop on a number of ranks, once."""
+    """Return a function that runs it once without a stop, on a number of ranks."""
     root, flags = example
     folder = tmp_path_factory.mktemp("whole")
     return functools.cache(lambda ranks: srun(root, folder / str(ranks), ranks, *flags).wait())

@@ -29,7 +29,7 @@ Files = Mapping[str, str]
 
 
 class Place:
-    """A project that a test may change, on a machine without Slurm's commands of its own."""
+    """A project that a test may change, on a machine without Slurm's own commands."""
 
     def __init__(self, project: Path, folder: Path) -> None:
         ignored = shutil.ignore_patterns("runs", "__pycache__")
@@ -56,7 +56,7 @@ class Place:
         (self.project / path).write_text(re.sub(old, new, text))
 
     def doctor(self, *flags: str, **env: str) -> tuple[int, list[str]]:
-        """Run the command alone; return its exit code and its lines."""
+        """Run the command on one node; return its exit code and its lines."""
         command = ["demo", "doctor", *flags]
         env = self.with_stubs({**self.env, **env})
         job = spawn(self.project, self.bin.parent / "doctor", [command], [env]).wait()
@@ -330,7 +330,7 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
     ],
 )
 def test_facts_of_the_site_that_fail_are_named(place: Place, line: str, said: str) -> None:
-    """With what bash says of them."""
+    """The finding has bash's own message."""
     place.commands(SLURM)
     (place.project / "slurm" / "site.sh").write_text(f"{line}\n")
     code, found = place.doctor(*QUIET)

@@ -45,7 +45,7 @@ def evaluate(project: Path, log: Path, ranks: int, *words: object, **env: str) -
 
 
 def result(job: Job, folder: Path, split: str = "test") -> dict[str, Any]:
-    """Return what an evaluation wrote, under the name of its split and step."""
+    """Return the file of an evaluation, by split and step."""
     assert set(job.codes) == {0}, job.log
     (path,) = folder.glob(f"evaluation-{split}-*.json")
     found = json.loads(path.read_text())
@@ -196,7 +196,7 @@ def test_a_job_that_staged_its_data_elsewhere_finds_them(project: Path, tmp_path
 
 
 def test_trackers_get_each_number_once(run: Job, project: Path, tmp_path: Path) -> None:
-    """First a tracker that the run did not have; a later `sync` changes nothing."""
+    """First with a tracker that the run did not have. A later `sync` changes nothing."""
     flags = (*SMALL, "--trackers=tensorboard", "--lr=1.5", "--schedule=constant")
     own = srun(project, tmp_path / "run", 1, *flags).wait()
     for job, known in ((own, True), (run, False)):

@@ -102,14 +102,14 @@ def borrow(packages: Path) -> None:
 
 
 def variables(project: Path) -> dict[str, str]:
-    """Return what stands in for the machine that a project is set up on."""
+    """Return the environment variables of the machine that a project is set up on."""
     tools = f"{project.parent / 'bin'}:{shell(project)['PATH']}"
     torch = {} if (project / "pixi.toml").exists() else {"TORCH": "torch"}
     return {**OFFLINE, **torch, "PATH": tools, "PYTEST_ADDOPTS": "-k yours"}
 
 
 def recipes(folder: Path, text: str, package: str) -> dict[str, str]:
-    """Return what make would run for each target of a Makefile."""
+    """Return the commands that make would run for each target of a Makefile."""
     (folder / "Makefile").write_text(text)
     found = {}
     for target in re.findall(r"^([a-z-]+):.*##", text, re.M):
@@ -196,7 +196,7 @@ def test_the_tests_above_run_every_class(classes: Classes, tmp_path: Path) -> No
 def test_every_pyproject_is_built_and_what_it_needs_is_tested(
     classes: Classes, tmp_path: Path
 ) -> None:
-    """What each asks for is met by the packages that the tests of it have."""
+    """The packages of the tests fulfil the requirements of each."""
     folders = []
     for number, each in enumerate(classes.of(PROJECTS)):
         folder = tmp_path / str(number)

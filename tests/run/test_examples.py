@@ -164,7 +164,7 @@ Load = Callable[..., Any]
 
 
 def loader(example: Example, dataset: str, folder: Path) -> Load:
-    """Return what loads a dataset of a folder."""
+    """Return a function that loads a dataset from a folder."""
     settings = example.module("settings").Settings
 
     def load(**values: object) -> Any:  # noqa: ANN401

@@ -159,7 +159,7 @@ def costs(job: Job, ranks: int, unit: str = "samples") -> list[float]:
 
 
 def count(compute: Callable[[], object]) -> int:
-    """Return the model FLOPs of what a function computes."""
+    """Return the model FLOPs of a function."""
     from demo.tools.flops import FlopCounter
 
     with FlopCounter() as counter:

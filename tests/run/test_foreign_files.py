@@ -56,7 +56,7 @@ def lookup(module: str, name: str, how: str) -> bytes:
 
 
 def call(module: str, name: str, argument: str, how: str, found: str) -> bytes:
-    """Return opcodes that call what a name stands for."""
+    """Return the opcodes that call the function with a name."""
     function, arguments = lookup(module, name, found), text(argument) + b"\x85"
     match how:
         case "REDUCE":
@@ -111,7 +111,7 @@ def archive(content: bytes, name: str = "archive/data.pkl") -> bytes:
 
 
 def test_the_calls_are_made_by_an_ordinary_unpickler(beside: Path) -> None:
-    """Otherwise the tests below would show nothing."""
+    """Otherwise the tests below would prove nothing."""
     made = set()
     for (module, name), argument in CALLS.items():
         for kind in KINDS:
@@ -234,7 +234,7 @@ def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of it; who waits for a pipe is interrupted."""
+    """A copy of the run. A command that waits for a pipe is interrupted."""
 
     def interrupt(*_: object) -> None:
         raise TimeoutError("it hangs")
@@ -265,7 +265,7 @@ def a_hard_link(path: Path, secret: Path) -> None:
 
 
 def empty_but_long(path: Path) -> None:
-    """Write more than a memory holds, of which a disk stores nothing."""
+    """Write a sparse file that is larger than the memory."""
     path.unlink(missing_ok=True)
     with path.open("wb") as file:
         file.truncate(2**34)

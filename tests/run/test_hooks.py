@@ -82,7 +82,7 @@ def train(project: Path, folder: Path, ranks: int, *flags: str, **env: str) -> J
 
 
 def calls(folder: Path, rank: int) -> list[str]:
-    """Return what a rank called, without its steps."""
+    """Return the hooks that a rank called, without `on_step`."""
     lines = (folder / str(rank)).read_text().splitlines()
     return [line for line in lines if not line.endswith(" step")]
 

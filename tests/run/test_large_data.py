@@ -26,7 +26,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(images: Path, *command: str) -> str:
-    """Return what a command of the project says, which must succeed."""
+    """Return the output of a command of the project, which must succeed."""
     words = [sys.executable, "-m", "demo", *command]
     done = subprocess.run(
         words, cwd=images, env=clean_environment(images), capture_output=True, text=True
@@ -39,7 +39,7 @@ def run(images: Path, *command: str) -> str:
 def test_images_of_each_layout_train_and_go_on_bit_for_bit(
     images: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Of Parquet, `make data` has counted the images; of tar, a setting says how many there are."""
+    """For Parquet, `make data` has counted the images. For tar, a setting has their number."""
     (images / "data/parquet-sizes.json").unlink(missing_ok=True)
     if kind == "parquet":
         assert f"{SHARDS * EACH} images in {SHARDS} shards" in run(

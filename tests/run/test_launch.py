@@ -58,7 +58,7 @@ def test_one_process_without_a_launcher(project: Path, tmp_path: Path) -> None:
 def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
     project: Path, tmp_path: Path, number: signal.Signals, signalled: int | None
 ) -> None:
-    """Slurm signals every process of a step, torchrun and the ranks, or torchrun alone."""
+    """Slurm signals all processes of a step (torchrun and the ranks), or only torchrun."""
     job = torchrun(project, tmp_path / "run", 1, 2, "--max-steps=2000", "--log-every=1")
     job.wait_for_step(5)
     for process in job.family()[:signalled]:
@@ -395,7 +395,7 @@ def test_each_step_has_a_port_of_its_own(project: Path) -> None:
 
 
 def test_a_jobs_run_folder_is_found_again(project: Path, tmp_path: Path) -> None:
-    """A requeued job keeps its id; a task of an array has a folder of its own."""
+    """A requeued job keeps its id. A task of a job array has its own folder."""
     names = {
         "7": {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "-5"},
         "7_3": {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"},

@@ -367,7 +367,7 @@ def state(job: Job, which: str = "latest") -> dict[str, Any]:
 
 
 def check_error(job: Job, *messages: str) -> None:
-    """Check that every rank ended with one line, and it alone."""
+    """Check that each rank ended with one line of output, the error."""
     assert set(job.codes) == {1}, job.log
     for path in job.logs:
         (error,) = [line for line in path.read_text().splitlines() if line.startswith("error: ")]
@@ -408,7 +408,7 @@ def test_what_is_recorded_belongs_to_the_training_or_to_its_evaluation(alone: Jo
 def test_a_batch_counts_by_its_tokens_on_any_number_of_ranks(
     learners: Path, alone: Job, tmp_path: Path
 ) -> None:
-    """Three ranks have other numbers of tokens each; what they come to is what one rank has."""
+    """Each of three ranks has another number of tokens. The result is that of one rank."""
     three = train(learners, tmp_path / "run", 3)
     names = ("train/loss", "train/gradient_norm", "validation/loss", "validation/rank", "test/last")
     for name in names:
@@ -471,7 +471,7 @@ def test_predictions_of_no_batch(alone: Job, learners: Path, tmp_path: Path, siz
 
 
 def python(project: Path, folder: Path, code: str, **env: str) -> str:
-    """Return what a fresh process in a folder prints."""
+    """Return the output of a new Python process in a folder."""
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -497,7 +497,7 @@ def test_a_batch_without_weight_has_no_part(
 
 
 def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_path: Path) -> None:
-    """In a notebook, from the checkpoint alone; as a graph, without the project."""
+    """In a notebook, from only the checkpoint. As a graph, without the project."""
     best = alone.run_dir / "checkpoints" / (alone.run_dir / "checkpoints/best").read_text()
     shutil.copy(best, tmp_path / "copied.pt")
     code = (

@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.posts.append((self.path, {}, {}))
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def untold(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def warnings(job: Job) -> list[str]:
-    """Return what the log says of the webhook, which must be in log.txt, too."""
+    """Return the log's warnings about the webhook, which must be in log.txt too."""
     said, kept = (
         re.findall(r"NOTIFY_URL was not told how the run ended: (.*)", text)
         for text in (job.log, (job.run_dir / "log.txt").read_text())
@@ -105,7 +105,7 @@ def files(run: Path) -> set[str]:
 
 
 def check_undisturbed(job: Job, untold: Job) -> None:
-    """Check that a run is as without a webhook, and that nothing of it has the address."""
+    """Check that a run is the same as without a webhook, and that no file has the address."""
     assert job.codes == [0, 0], job.log
     assert job.summary["parameters_sha256"] == untold.summary["parameters_sha256"]
     assert files(job.run_dir) == files(untold.run_dir)
@@ -212,7 +212,7 @@ FAULT = """if int(os.environ["SLURM_PROCID"]) == {rank}:
 def test_a_failed_run_tells_its_error(
     hook: Hook, project: Path, tmp_path: Path, rank: int, error: str
 ) -> None:
-    """Also if another rank fails: the launcher of these tests leaves rank 0 alone."""
+    """Also if another rank fails: the launcher of these tests does not end rank 0."""
     old = "images, labels = batch\n        return F.cross_entropy("
     copy = edited(project, tmp_path, "model.py", old, FAULT.format(rank=rank) + old)
     job = srun(copy, tmp_path / "run", 2, NOTIFY_URL=hook.url).wait()

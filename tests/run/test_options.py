@@ -62,7 +62,7 @@ def outcome(project: Path, run_dir: Path, ranks: int, *flags: str) -> tuple[floa
 def test_a_step_is_the_same_however_its_samples_are_shared_out(
     linear_project: Path, tmp_path: Path
 ) -> None:
-    """120 samples a step: by one rank, by ranks, by accumulation, by all of it."""
+    """120 samples in a step: on one rank, on several ranks, with accumulation, and with both."""
     ways = {
         "whole": (1, "--batch-size=120"),
         "ranks": (3, "--batch-size=40"),

@@ -29,7 +29,7 @@ def plot(project: Path) -> ModuleType:
 
 
 def write_run(folder: Path, lines: list[dict[str, Any]] = CURVE, **settings: object) -> Path:
-    """Write what the plots read of a run."""
+    """Write the files of a run that the plots read."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.yaml").write_text(json.dumps({"run_dir": str(folder), **settings}))
@@ -42,7 +42,7 @@ def panels(figure: Figure) -> dict[str, Axes]:
 
 
 def legend(figure: Figure) -> list[str]:
-    """Return what the legend of the runs says."""
+    """Return the texts in the legend of the runs."""
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 

@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line in a project, where nothing can be downloaded."""
+    """Run a command line in a project without access to the internet."""
     known = {"GIT_CONFIG_GLOBAL": str(project.with_name("gitconfig"))}
     Path(known["GIT_CONFIG_GLOBAL"]).write_text("[user]\n\tname = Ada\n\temail = a@example.org\n")
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")

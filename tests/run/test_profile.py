@@ -32,7 +32,7 @@ def traces(run: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def marks(trace: dict[str, Any], name: str = "ProfilerStep#") -> list[str]:
-    """Return what follows the beginning of the names of a trace's events, in their order."""
+    """Return the rest of the names of a trace's events that begin with a text, in their order."""
     events = sorted((each for each in trace["traceEvents"] if "dur" in each), key=lambda e: e["ts"])
     return [e["name"].removeprefix(name) for e in events if e["name"].startswith(name)]
 
@@ -159,7 +159,7 @@ def test_the_end_of_the_run_in_the_window(launch: Launch) -> None:
 
 
 def test_an_end_in_the_window(project: Path, tmp_path: Path) -> None:
-    """Python would crash with a profiler that runs. A full memory is what a profile may explain."""
+    """Python would crash with a running profiler. A profile may explain why the memory is full."""
     text = "        images, labels = batch\n        return F"
     leave = f"        if network.training and {{n}}:\n            {{what}}\n{text}"
     count = "self.__dict__.setdefault('count', []).append(0) or len(self.count) > 12"

@@ -28,7 +28,7 @@ def finished(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture
 def run(finished: Job, tmp_path: Path) -> Path:
-    """A copy of it, of which step 20 is the best."""
+    """A copy of the run, whose best step is 20."""
     folder = shutil.copytree(finished.run_dir, tmp_path / "root" / "mnist" / "run")
     (folder / "checkpoints" / "best").write_text("step-00000024.pt")
     return folder
@@ -175,7 +175,7 @@ def test_no_link_is_followed(project: Path, run: Path, tmp_path: Path, linked: s
 
 @pytest.fixture
 def another_user(project: Path, run: Path) -> Iterator[Path]:
-    """A folder with a run that this process may read but not change, and one of its own."""
+    """A folder with a run that this process can read but not change, and one of its own."""
     from demo.tools import prune  # noqa: F401 - others may not read the project
 
     folder = Path(tempfile.mkdtemp())

@@ -31,7 +31,7 @@ SMALL = {"dataset": "synthetic", "max_steps": 40, "log_every": 5, "validate_ever
 
 @pytest.fixture
 def mine(project: Path, tmp_path: Path) -> Path:
-    """A project of its own, with an interpreter where the page has it, and small trainings."""
+    """A new project with an interpreter where the page expects it, and with small trainings."""
     root = tmp_path / "demo"
     shutil.copytree(project, root)
     python = root / ".venv/bin/python"
@@ -49,7 +49,7 @@ def change_settings(root: Path, **values: object) -> None:
 
 
 def shell(root: Path, script: str, typed: str = "", **env: str) -> str:
-    """Run a block of the page in a project; return what it said."""
+    """Run a block of the page in a project; return its output."""
     command = ["bash", "-euo", "pipefail", "-c", script]
     whole = {**clean_environment(root), **env}
     done = subprocess.run(
@@ -236,7 +236,7 @@ def test_what_a_validation_logs(mine: Path, tmp_path: Path) -> None:
 
 
 def with_archive(mine: Path, tmp_path: Path) -> Path:
-    """Put the recipe for uploads into a project; return the folder that it copies to."""
+    """Add the recipe for uploads to a project; return the folder that it copies to."""
     recipe = pages.recipe(mine, "Upload checkpoints")
     archive = tmp_path / "archive"
     archive.mkdir()

@@ -60,7 +60,7 @@ Report = Callable[..., Read]
 
 @pytest.fixture(scope="module")
 def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return what writes a page about some folders and reads it."""
+    """Return a function that writes a page about some folders and reads it."""
 
     def write(*folders: Path, output: Path | None = None) -> Read:
         from demo.tools import report
@@ -219,7 +219,7 @@ def test_a_run_that_goes_on_and_then_fails(project: Path, report: Report, tmp_pa
 
 
 def write_run(folder: Path, **settings: object) -> Path:
-    """Write the folder of a run of 300 steps that says what EVIL says wherever it can."""
+    """Write the folder of a run of 300 steps, with EVIL as text wherever possible."""
     (folder / "attempts").mkdir(parents=True)
     (folder / "figures").mkdir()
     state = {"status": "failed", "error": EVIL, "job": None, "host": EVIL, "slow": [EVIL]}

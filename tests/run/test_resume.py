@@ -146,7 +146,7 @@ def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with a third of the samples, to be taken with `--validation-size=1000`."""
+    """The project with a third of the samples, for use with `--validation-size=1000`."""
     folder = tmp_path_factory.mktemp("small")
     copy = edited(project, folder, "data.py", "synthesize(20_000", "synthesize(6_000")
     return edited(copy, folder / "both", "data.py", "synthesize(1_001", "synthesize(501")

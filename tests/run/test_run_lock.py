@@ -32,7 +32,7 @@ def run_lock(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def write_attempt(run_lock: ModuleType, run: Path, silent: float = 0, **other: object) -> Path:
-    """Write the first attempt at a run: this living process's, with some of it changed."""
+    """Write the first attempt of a run, by this process, with some values changed."""
     path = run / "attempts" / "1.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({**vars(run_lock.Attempt.mine()), **other}))

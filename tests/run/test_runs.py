@@ -41,7 +41,7 @@ def set_squeue(tmp_path: Path, does: str) -> None:
 
 
 def write_run(folder: Path, **state: object) -> Path:
-    """Write what a run that lives keeps of itself, with some of it changed."""
+    """Write the files of a running run, with some values changed."""
     folder.mkdir(parents=True)
     lives = {"status": "running", "error": None, "step": 350, "progress": 0.354, "started": NOW}
     times = {"updated": NOW, "expect_next_in": 600, "job": "77", "host": "n1"}

@@ -34,7 +34,7 @@ def saver(project: Path, tmp_path: Path) -> "Checkpointing":
 
 
 def held_up(event: threading.Event) -> Callable[[], None]:
-    """Return what stands for a slow disk: it ends when the event is set."""
+    """Return a replacement for a slow disk, which writes when the event is set."""
 
     def wait() -> None:
         assert event.wait(PATIENCE)
@@ -124,7 +124,7 @@ class Failing(io.FileIO):
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files be read from a disk that fails as `Failing` says."""
+    """Let reads from a disk fail as `Failing` says."""
 
     def opened(path: Path) -> IO[bytes]:
         return io.BufferedReader(Failing(path))
@@ -207,7 +207,7 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
 
 
 def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
-    """As earlier versions saved it: nothing begins at step 0 because of it."""
+    """Earlier versions saved such checkpoints. The run must not start again at step 0."""
     from demo.engine.checkpoint_files import IN_SHARDS, load
     from demo.engine.errors import UsageError
 

@@ -13,7 +13,7 @@ from .conftest import Launch, clean_environment
 
 @pytest.fixture
 def yaml_file(tmp_path: Path) -> Path:
-    """A file of settings, to be filled."""
+    """A path for a file of settings."""
     return tmp_path / "settings.yaml"
 
 

@@ -55,7 +55,7 @@ def shell(folder: Path) -> dict[str, str]:
 
 
 def make(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run make in a project; return what it said."""
+    """Run make in a project; return its output."""
     return subprocess.run(
         ["make", *arguments],
         cwd=folder,
@@ -67,7 +67,7 @@ def make(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
 
 
 def made(folder: Path, *arguments: str, **env: str) -> str:
-    """Run make, which must succeed; return what it printed."""
+    """Run make, which must succeed; return its output."""
     done = make(folder, *arguments, **env)
     assert done.returncode == 0, (arguments, done.stdout[-3000:], done.stderr[-3000:])
     return done.stdout
@@ -82,7 +82,7 @@ def refused(folder: Path, *arguments: str, **env: str) -> str:
 
 
 def interrupt(folder: Path, arguments: list[str], reached: Callable[[], bool], **env: str) -> None:
-    """Kill make, with all that it started, once it has got somewhere."""
+    """Kill make and all its processes after it has done some work."""
     process = subprocess.Popen(
         ["make", *arguments],
         cwd=folder,
@@ -107,7 +107,7 @@ def locked(folder: Path) -> list[str]:
 
 
 def submit(folder: Path, script: str, *arguments: str) -> None:
-    """Run a batch script as Slurm does for one task, in the environment of the shell at hand."""
+    """Run a batch script as Slurm does for one task, with the environment of the user's shell."""
     tools = folder.parent / "slurm"
     tools.mkdir()
     for name, text in (
@@ -131,7 +131,7 @@ def submit(folder: Path, script: str, *arguments: str) -> None:
 
 
 def assert_own_environment(folder: Path, run: str) -> None:
-    """Check that a run used the packages that were set up, and that nothing went elsewhere."""
+    """Check that a run used the installed packages, and that nothing was written elsewhere."""
     facts = json.loads((folder / run / "provenance.json").read_text())
     assert facts["python"]["executable"] == str(folder / ".venv/bin/python")
     assert facts["packages"]["tqdm"] == OLD_TQDM.partition("==")[2]

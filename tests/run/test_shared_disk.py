@@ -125,7 +125,7 @@ def test_another_node_does_not_take_a_run_folder(project: Path, make_nodes: Make
 def test_where_locks_fail_the_trackers_that_need_them_are_off(
     full_project: Path, make_nodes: MakeNodes
 ) -> None:
-    """A training goes on without them."""
+    """A training continues without them."""
     (node, _) = make_nodes(full_project, "none")
     trackers = ("--trackers", "tensorboard", "wandb", "aim", "mlflow", "trackio")
     job = start([node], "--max-steps=10", *trackers, WANDB_MODE="offline").wait()

@@ -26,7 +26,7 @@ def repository(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Return what git says."""
+    """Return the output of git."""
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     return subprocess.run(
         ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
@@ -51,7 +51,7 @@ def second(repository: Path, first: Job) -> Job:
 
 
 def ask(project: Path, *arguments: object) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "demo", *map(str, arguments)],
         env=clean_environment(project),
@@ -64,7 +64,7 @@ def ask(project: Path, *arguments: object) -> str:
 
 
 def sections(shown: str) -> dict[str, str]:
-    """Return what `show` printed, by name."""
+    """Return the sections that `show` printed, by name."""
     found = re.findall(r"^(\w+) +(.*(?:\n .*)*)", shown, re.M)
     return {name: " ".join(text.split()) for name, text in found}
 
@@ -152,7 +152,7 @@ def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -
 
 
 def test_a_run_that_has_only_begun(project: Path, tmp_path: Path) -> None:
-    """The files come one after another."""
+    """Its files appear one after another."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("lr: 0.5\n")

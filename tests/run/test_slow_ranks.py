@@ -38,7 +38,7 @@ class Model(Model):
 
 @pytest.fixture(scope="module")
 def sleepy(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose ranks are as fast as the environment says."""
+    """A project whose ranks have the speed that the environment sets."""
     folder = tmp_path_factory.mktemp("sleepy") / "demo"
     shutil.copytree(project, folder)
     with (folder / "src/demo/model.py").open("a") as file:
@@ -58,7 +58,7 @@ def train(project: Path, run_dir: Path, *flags: str, nodes: int = 2, **env: str)
 
 
 def slow(job: Job) -> list[str]:
-    """Return what status.json says, and check that the log says the same."""
+    """Return the slow ranks in status.json; check that the log has the same."""
     said = json.loads((job.run_dir / "status.json").read_text())["slow"]
     assert job.log.count(" is slow: ") == len(said)
     assert all(each in job.log for each in said)

@@ -40,7 +40,7 @@ def test_one_module_has_them() -> None:
 
 
 def broken(name: str) -> str:
-    """Return what a test says if this version of PyTorch changed a name."""
+    """Return the error of a test if this version of PyTorch changed a name."""
     return f"torch {torch.__version__} changed {name}: see {MODULE}"
 
 

@@ -25,7 +25,7 @@ SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
 
 
 class Recorder:
-    """A tracker that fails or hangs where it is told to, and remembers what went well before."""
+    """A tracker that fails or hangs at a chosen call, and records the successful calls before."""
 
     at = ""
     trouble: Exception | threading.Event | None = None
@@ -74,7 +74,7 @@ def recorders(
 
 
 def make_run(folder: Path, **facts: object) -> object:
-    """Return what a tracker is told of a run."""
+    """Return the description of a run for a tracker."""
     run = import_module("demo.trackers").Run
     return run(directory=folder, store=folder, name="run", experiment="trial", **facts)
 

@@ -36,7 +36,7 @@ def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(folder: Path, project: str = "trial") -> dict[str, Any]:
-    """Return what trackio shows of a project."""
+    """Return what trackio shows about a project."""
     env = {**clean_environment(folder), **OFFLINE, "TRACKIO_DIR": str(folder)}
     command = [sys.executable, "-c", READ, project]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -54,7 +54,7 @@ def values(run: dict[str, Any]) -> dict[str, list[tuple[int, Any]]]:
 
 
 def logged(job: Job) -> dict[str, list[tuple[int, float]]]:
-    """Return what metrics.jsonl has, in the same form."""
+    """Return the content of metrics.jsonl in the same form."""
     found: dict[str, list[tuple[int, float]]] = {}
     for line in job.metrics():
         for name in line.keys() - {"step", "time"}:
@@ -72,7 +72,7 @@ def numbers(run: dict[str, Any]) -> dict[str, list[tuple[int, float]]]:
 def test_everything_is_there_once_of_a_resumed_run(
     full_project: Path, tmp_path: Path, served: str
 ) -> None:
-    """Whether a server has moved what the first attempt wrote, or not."""
+    """Whether or not a server has moved the first attempt's files."""
     flags = (*SHORT, f"--run-root={tmp_path}", "--experiment=trial", "--histograms-every=100")
     env = {**OFFLINE, "API_TOKEN": "correct-horse"}
     run_dir, store = tmp_path / "trial/run", tmp_path / "trial/trackio"

@@ -51,7 +51,7 @@ def cgroups() -> Iterator[list[Path]]:
 
 
 def attempts(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what the attempts of a run have written of themselves."""
+    """Return the files of a run's attempts."""
     paths = sorted((run_dir / "attempts").glob("*-usage.json"))
     return [json.loads(path.read_text()) for path in paths]
 
@@ -156,7 +156,7 @@ PEAK = ("memory.max_usage_in_bytes", "memory.peak")
 
 
 def cpu_seconds(folder: Path) -> float:
-    """Return what the processes of a cgroup have used of all cores."""
+    """Return the CPU seconds of all processes in a cgroup."""
     if (folder / "cpuacct.usage").exists():
         return int((folder / "cpuacct.usage").read_text()) / 1e9
     return int((folder / "cpu.stat").read_text().split()[1]) / 1e6
@@ -164,7 +164,7 @@ def cpu_seconds(folder: Path) -> float:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_innermost_limit_counts(usage: ModuleType, tmp_path: Path, version: int) -> None:
-    """As Slurm makes groups: a step below a job, of which the job alone has a limit."""
+    """Slurm makes such groups: a step inside a job, of which only the job has a limit."""
     from demo.engine.run.machine import cgroup_memory
 
     names = ("memory.max", "memory.current", "inactive_file")
@@ -227,7 +227,7 @@ def test_a_run_that_fails_says_what_it_cost(launch: Launch) -> None:
 def test_a_job_is_paid_from_its_start(
     usage: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each second once: what comes before the ranks, and between two attempts of a job."""
+    """Each second counts once, also before the ranks start and between two attempts of a job."""
     (tmp_path / "attempts").mkdir()
     now = time.time()
     monkeypatch.setenv("PAID_SINCE", str(now - 10_000))

@@ -44,7 +44,7 @@ def inspect(attempt: Path) -> Iterator[dict[str, Any]]:
 
 
 def attempts_of(folder: Path) -> list[dict[str, list[Any]]]:
-    """Return what each attempt of a run left, by kind of record."""
+    """Return the records of each attempt of a run, by kind."""
     found = []
     # One that was killed at its start left a folder without records.
     for file in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):

@@ -94,7 +94,7 @@ class Sweep:
 
     @property
     def log(self) -> str:
-        """What the sweep, the agent and the trials said."""
+        """The output of the sweep, the agent and the trials."""
         return (self.folder / "log").read_text()
 
 

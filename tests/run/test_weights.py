@@ -403,7 +403,7 @@ def test_transformers_load_a_folder(
 
 
 def python(root: Path, code: str, *arguments: str) -> str:
-    """Return what code prints in a project."""
+    """Return the output of Python code in a project."""
     words = [sys.executable, "-c", code, *arguments]
     env = clean_environment(root)
     return subprocess.run(words, cwd=root, env=env, capture_output=True, text=True).stdout

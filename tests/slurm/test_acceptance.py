@@ -152,7 +152,7 @@ def test_a_site_that_forbids_requeues(site: Cluster, root: Path) -> None:
 
 
 def test_the_file_to_send_has_no_secrets(site: Cluster, root: Path) -> None:
-    """Not those that slurm/site.sh alone sets; and a user's own log is left alone."""
+    """Also not those that only slurm/site.sh sets. A user's own log does not change."""
     own, mine = root / "slurm/site.sh", root / "mine.log"
     text = own.read_text()
     mine.write_text("mine\n")
@@ -181,7 +181,7 @@ def test_an_interface_that_other_nodes_do_not_reach(site: Cluster, root: Path) -
 
 
 def test_a_node_without_the_gpu_that_slurm_gives(site: Cluster, root: Path) -> None:
-    """The GPUs of this cluster are none to PyTorch."""
+    """PyTorch can't use the GPUs of this cluster."""
     flags = "--seconds=6 --dataset=synthetic --only"
     flags += " 'doctor on nodes' check-comm 'train multi_node' requeue"
     code, rows = accept(site, root, flags)
@@ -192,7 +192,7 @@ def test_a_node_without_the_gpu_that_slurm_gives(site: Cluster, root: Path) -> N
 
 
 def test_a_job_that_never_starts(site: Cluster, root: Path) -> None:
-    """Slurm says so in the reason for which it waits."""
+    """Slurm gives the reason why it waits."""
     site.run("scontrol", "update", "PartitionName=main", "MaxTime=1")
     try:
         code, rows = accept(site, root, f"{CPU} --only 'train cpu'")

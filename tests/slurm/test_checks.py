@@ -48,7 +48,7 @@ def test_a_slow_link_stands_out(cluster: Cluster, projects: dict[str, Project]) 
 
 
 def doctor(project: Project, *flags: str) -> tuple[int, str]:
-    """Run doctor on the login node; return its exit code and what it says."""
+    """Run doctor on the login node; return its exit code and its output."""
     command = (".venv/bin/python", "-m", "demo", "doctor", *CPU, *flags)
     done = project.cluster.run(*command, cwd=project.root, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -89,7 +89,7 @@ def elsewhere(tmp_path: Path) -> list[Path]:
 
 
 def on_login(project: Project, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where apptainer is at hand, as on the login node."""
+    """Run a command on the login node, where apptainer is installed."""
     script = '. slurm/site.sh && exec "$@"'
     return project.cluster.run(
         "bash", "-c", script, "bash", *command, cwd=project.root, check=False
@@ -103,7 +103,7 @@ def edited(project: Project, text: str) -> None:
 
 
 def stop(job: Job) -> None:
-    """Signal the tasks alone, as Slurm does where ProctrackType is proctrack/cgroup."""
+    """Signal only the tasks, as Slurm does with ProctrackType proctrack/cgroup."""
     tasks = [
         child
         for process in job.ranks().values()
@@ -117,7 +117,7 @@ def stop(job: Job) -> None:
 
 
 def check_back(job: Job, uninterrupted: Job) -> None:
-    """Check that a job comes back, and ends as if it had never been stopped."""
+    """Check that a job is requeued, and ends as if it had never been stopped."""
     job.wait_for_restart()
     assert job.summary["global_step"] == STEPS and job.summary["resumed_from_step"] > 0
     assert job.summary["parameters_sha256"] == uninterrupted.summary["parameters_sha256"]

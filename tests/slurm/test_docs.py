@@ -74,7 +74,7 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
 
 @pytest.mark.slow
 def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_path: Path) -> None:
-    """A job is preempted, comes back and is drawn; its log is as README.md shows it."""
+    """A job is preempted, resumes and is drawn. Its log is as README.md shows it."""
     project = make_project(trackers=[])
     picture = Path(PICTURE or tmp_path / "run.png").absolute()
     length, before = ("--epochs=5", 600) if PICTURE else ("--max-steps=400", 50)

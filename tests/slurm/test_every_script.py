@@ -22,7 +22,7 @@ MODULES = {"cuda/12.4": "setenv CUDA_HOME /no/cuda", "nccl/2.21": "prereq cuda"}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A site that has what the sample answers name."""
+    """A site with everything that the sample answers name."""
     if reason := missing() or modules.missing("environment-modules"):
         pytest.skip(reason)
     partitions = "\n".join(

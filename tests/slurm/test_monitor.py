@@ -52,7 +52,7 @@ exit $code
 
 
 def monitor(project: Project, *words: str, code: int = 0, until: str = "") -> str:
-    """Run `monitor` on the login node, until it says something; return what it says."""
+    """Run `monitor` on the login node until it prints something; return its output."""
     command = [".venv/bin/python", "-m", "demo", "monitor", *words]
     if until:
         command = ["bash", "-c", INTERRUPT, "bash", until, *command]
@@ -83,7 +83,7 @@ def queue(project: Project) -> set[str]:
 
 
 def on_node(project: Project, record: dict, *command: str, **env: str) -> str:
-    """Run a command in a server's job; return what it prints."""
+    """Run a command in a server's job; return its output."""
     step = ("srun", "--overlap", f"--jobid={record['job']}", *command)
     done = project.cluster.run(*step, cwd=project.root, check=False, **env)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -137,7 +137,7 @@ def processes(project: Project, *servers: dict) -> list[psutil.Process]:
 
 
 def check_gone(project: Project, *stopped: dict) -> None:
-    """Check that nothing of some servers is left: no job, process, record, secret, socket."""
+    """Check that servers leave nothing: no job, process, record, secret or socket."""
     ids = {record["job"] for record in stopped}
     assert not queue(project) & ids
     assert not processes(project, *stopped)

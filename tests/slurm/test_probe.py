@@ -15,7 +15,7 @@ from .jobs import Project
 
 
 def probed(cluster: Cluster, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Run the probe on the login node; return the file that it writes, and the answers in it."""
+    """Run the probe on the login node; return the path of its file, and the answers in it."""
     probe = f"{TEMPLATE}/hooks/probe_cluster.py"
     done = cluster.run(sys.executable, probe, cwd=folder)
     assert done.stderr == ""
@@ -142,7 +142,7 @@ def test_a_module_gives_each_user_the_answers_of_the_site(
     with modules.installed(cluster, system, folder):
 
         def login(line: str) -> str:
-            """Return what a line of a login shell prints, with the module's folder in use."""
+            """Return the output of a line in a login shell, with the module's folder in use."""
             shell = ("bash", "-lc", f'module use "$0/modulefiles"; {line}', str(site))
             done = cluster.run(*shell)
             return done.stdout + done.stderr

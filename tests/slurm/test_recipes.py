@@ -26,7 +26,7 @@ def project(make_project: MakeProject) -> Project:
 
 
 def shell(project: Project, script: str) -> str:
-    """Run a block of the page on the login node; return what it said."""
+    """Run a block of the page on the login node; return its output."""
     command = ("bash", "-euo", "pipefail", "-c", script)
     done = project.cluster.run(*command, cwd=project.root, check=False, USER="root")
     assert done.returncode == 0, script + done.stdout + done.stderr

@@ -9,7 +9,7 @@ from .trainings import both_launchers, check_end, check_same, submit
 
 
 def reach(job: Job, attempt: int) -> Job:
-    """Wait until an attempt has logged steps of its own after a checkpoint."""
+    """Wait until an attempt has logged its own steps after a checkpoint."""
     wait_for(
         lambda: (job.run_dir / f"attempts/{attempt}.json").exists() or job.state in ENDED,
         lambda: job.log,
@@ -24,7 +24,7 @@ def kill(job: Job, rank: int, attempt: int = 1) -> Job:
 
 
 def left_over(project: Project) -> list[str]:
-    """Return what run_resumable has left in logs/."""
+    """Return the files that run_resumable has left in logs/."""
     kinds = ("failed", "bad-nodes", "died")
     return [str(path) for kind in kinds for path in (project.root / "logs").glob(f"{kind}-*")]
 

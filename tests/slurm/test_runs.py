@@ -6,7 +6,7 @@ from .jobs import Job, Project
 
 
 def told(project: Project, job: Job, later: int) -> dict[str, str]:
-    """Return what `runs` would say on the login node some seconds from now."""
+    """Return what `runs` will print on the login node some seconds from now."""
     code = (
         "import json, pathlib, sys, time; from demo.tools.runs import survey\n"
         "(run,) = survey([pathlib.Path(sys.argv[1])], time.time() + int(sys.argv[2]))\n"

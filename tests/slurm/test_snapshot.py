@@ -80,7 +80,7 @@ class Edits:
 
 
 def check_kept(job: Job) -> str:
-    """Check what a run says about its code; return the hash."""
+    """Check what a run records about its code; return the hash."""
     provenance = json.loads((job.run_dir / "provenance.json").read_text())
     name = provenance["snapshot"]
     assert f"/.snapshots/{name}/src\n" in job.log
@@ -126,7 +126,7 @@ def test_make_submit_takes_the_code_of_its_moment(project: Project) -> None:
 
 
 def test_a_chain_ends_with_its_run(project: Project) -> None:
-    """Also where jobs are not requeued: the second job goes on with the run of the first."""
+    """Also if jobs are not requeued: the second job continues the run of the first."""
     options = ("N=3", "SBATCH=--nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --no-requeue")
     flags = "ARGS=--dataset=synthetic --checkpoint-every=20 --log-every=1 --experiment=long"
     flags = f"{flags} {SHORTER}"

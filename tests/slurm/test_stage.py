@@ -32,7 +32,7 @@ def disks(cluster: Cluster, **sizes: str) -> Iterator[Path]:
 
 
 def on_nodes(cluster: Cluster, *command: str) -> str:
-    """Return what a command prints on all nodes."""
+    """Return the output of a command on all nodes."""
     every = ("srun", f"--nodes={len(cluster.nodes)}", "--ntasks-per-node=1", *command)
     return cluster.run(*every).stdout
 
@@ -118,7 +118,7 @@ def test_an_environment_of_pixi_is_read_from_its_nodes(make_project: MakeProject
 
 
 def test_what_cannot_be_staged_is_said(make_project: MakeProject) -> None:
-    """In one line, before the training, and nothing stays on the nodes."""
+    """The error is one line before the training, and nothing stays on the nodes."""
     project = make_project(launch_modes=["cpu"], trackers=[])
     cluster, root = project.cluster, project.root
     pack = root / "packages.tar"
