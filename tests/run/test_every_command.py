@@ -135,7 +135,7 @@ def test_every_command_of_an_environment(
 ) -> None:
     project = project_of(tmp_path, answers_of(environment, tools=True))
     env = variables(project)
-    assert "run make setup" in refused(project, "train", **env)
+    assert "run 'make setup'" in refused(project, "train", **env)
     jobs = [
         each
         for each in classes.of(JOBS)

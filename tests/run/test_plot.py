@@ -203,7 +203,7 @@ def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: st
         ([], "nothing to draw: name folders"),
         (["{}/empty"], "nothing to draw: name folders"),
         (["{}/run", "--metrics", "loss"], "'loss' among its metrics: train/loss, train/lr"),
-        (["{}/run", "--smooth=1"], "from 0 .* to below 1"),
+        (["{}/run", "--smooth=1"], "0 .* or more, and below 1"),
         (["{}/run", "--output=plot.txt"], "can't write plot.txt: .* png, .*svg"),
         (["{}/run", "--output=/proc/plot.png"], "can't write /proc/plot.png"),
     ],

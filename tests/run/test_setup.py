@@ -155,7 +155,7 @@ def newcomer(tmp_path: Path) -> Path:
 
 
 def test_from_make_setup_to_a_trained_model(newcomer: Path, torch: str) -> None:
-    assert "run make setup" in make(newcomer, "train").stderr
+    assert "run 'make setup'" in make(newcomer, "train").stderr
     made(newcomer, "setup", f"TORCH={torch}")
     made(newcomer, "lint")
     report = made(newcomer, "test")
@@ -182,7 +182,7 @@ def test_an_environment_is_whole_or_said_not_to_be(
     # Its pip comes seconds later.
     assert not list(newcomer.glob(".venv/lib/python*/site-packages/pip/__main__.py"))
     interrupt(newcomer, setup, lambda: any(newcomer.glob(".venv/lib/python*/site-packages/torch")))
-    assert "run make setup" in make(newcomer, "train").stderr
+    assert "run 'make setup'" in make(newcomer, "train").stderr
     made(newcomer, *setup)
     assert made(newcomer, *setup).endswith("Successfully installed demo-0.1.0\n")
 
@@ -211,7 +211,7 @@ def test_an_environment_is_whole_or_said_not_to_be(
     other = tmp_path / "other"
     shutil.copytree(newcomer, other, ignore=shutil.ignore_patterns(".venv", "data"))
     (other / ".venv").symlink_to(newcomer / ".venv")
-    assert "run make setup" in make(other, "train").stderr
+    assert "run 'make setup'" in make(other, "train").stderr
 
     made(newcomer, "clean-env")
     assert not (newcomer / ".venv").exists()
@@ -362,7 +362,7 @@ def test_pixi_makes_an_environment_that_jobs_run(tmp_path: Path) -> None:
     # A set-up that is stopped leaves nothing that commands take for an environment.
     reached = project / ".pixi/envs/gpu/conda-meta"
     interrupt(project, ["setup"], reached.exists, **pixi)
-    assert "run make setup" in make(project, "train").stderr
+    assert "run 'make setup'" in make(project, "train").stderr
     made(project, "setup", **pixi)
     made(project, "train", "ARGS=--dataset=synthetic --trackers=none --max-steps=2")
 

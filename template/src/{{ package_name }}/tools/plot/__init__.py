@@ -63,7 +63,9 @@ def main(argv: Sequence[str]) -> int:
     """
     flags = read_flags(Flags, argv, program("plot"))
     if not 0 <= flags.smooth < 1:
-        raise UsageError(f"--smooth is {flags.smooth:g}: it must be 0 (as measured) to below 1")
+        raise UsageError(
+            f"--smooth is {flags.smooth:g}: it must be 0 (as measured) or more, and below 1"
+        )
     # Matplotlib's warning about a character that no font has prints the character, which may be
     # part of a terminal's escape code.
     warnings.simplefilter("ignore")
