@@ -22,7 +22,14 @@ from histories import IDENTITY, commit, contents, git, render, replace
 from packaging.requirements import Requirement
 from renderer import QUESTIONNAIRE, copy_template
 
-KEPT = ("README.md.jinja", "train.yaml.jinja", "template.sh.jinja", "ci.yml.jinja", "template.yml")
+KEPT = (
+    "README.md.jinja",
+    "updates.md.jinja",
+    "train.yaml.jinja",
+    "template.sh.jinja",
+    "ci.yml.jinja",
+    "template.yml",
+)
 KEPT += (".gitlab-ci.yml.jinja", "{{ _copier_conf.answers_file }}.jinja", ".gitignore.jinja")
 BRANCH = "template-update"
 TOKEN = "the-token"
