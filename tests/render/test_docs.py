@@ -206,7 +206,7 @@ def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
     for preset in presets.read_all():
         done = ["submitted", "trained"]
         if list(TEMPLATE.glob(f"tests/slurm/sites/*/{preset.name}.lua")):
-            done.append("refused without it")
+            done.append("refused without preset")
         link = f"[{preset.name}.yml](../sites/{preset.name}.yml)"
         cells = [preset.about, link, str(preset.compared), preset.unusual, ", ".join(done)]
         rows.append(f"| {' | '.join(cells)} |\n")

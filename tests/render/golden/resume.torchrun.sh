@@ -40,7 +40,7 @@ requeue() {
     # While the job still runs, squeue does not know when it can start again.
     if [[ -n $back ]] && config=$(scontrol show config) &&
         [[ $config =~ requeue_delay=([0-9]+) || $config =~ cred_expire=([0-9]+) || $config == *AuthInfo* ]]; then
-        end+=", where it waits for ${BASH_REMATCH[1]:-120} seconds at least"
+        end+=" for at least ${BASH_REMATCH[1]:-120} seconds"
     fi
     echo "$1, $end"
 }
