@@ -305,7 +305,7 @@ def test_a_server_gets_everything_also_after_it_died(full_project: Path, tmp_pat
         stop(process)
     assert job.wait().summary["resumed_from_step"]
     assert list(logged(job)["train/loss"]) == list(range(5, 601, 5))
-    assert f"sync {job.run_dir}' sends later what it missed" in job.log
+    assert f"sync {job.run_dir}' sends the missing data later" in job.log
 
     shutil.copytree(tmp_path / "served", tmp_path / "early")
     (run,) = runs(tmp_path / "early")

@@ -224,7 +224,7 @@ def test_a_run_that_trains_is_evaluated(project: Path, tmp_path: Path) -> None:
     job = srun(project, tmp_path / "run", 1, *SMALL, "--max-steps=60", **PACED)
     job.wait_for_step(10)
     tracked = evaluate(project, tmp_path / "tracked", 1, job.run_dir, "--trackers=tensorboard")
-    check_error(tracked, f"{job.run_dir} trains right now: leave --trackers out, or wait for its")
+    check_error(tracked, f"{job.run_dir} is training: leave --trackers out, or wait for its")
     found = evaluate(project, tmp_path / "log", 1, job.run_dir, "--checkpoint=latest")
     step = result(found, job.run_dir)["step"]
     assert job.processes[0].poll() is None, "it ended before it was evaluated"

@@ -114,7 +114,7 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
         "world size 2, srun",
         f"--run-dir={stopped.run_dir}",
         "2: 2",
-        "went on later. Grey: an attempt at the run",
+        "continued later. Grey: an attempt at the run",
         f"more in {stopped.run_dir}/summary.json",
     ):
         assert text in page.text, text

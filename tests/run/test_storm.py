@@ -90,7 +90,7 @@ def test_a_storm_changes_nothing(
         assert reproducible(job.metrics()) == reproducible(whole.metrics()), where
         if json.loads((run_dir / "status.json").read_text()).get("missed_by"):
             log.info(sent := command(root, "sync", str(run_dir)).stderr)
-            assert "has it all" in sent, where
+            assert "has all data" in sent, where
         check_trackers(job, tmp_path, name)
     log.info("seed %s: %d runs ended by %s", seed, run, dict(ends))
 

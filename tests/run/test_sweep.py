@@ -191,7 +191,7 @@ def test_workers_share_the_trials_and_take_over_one_left_behind(
     owners = {trial.user_attrs["owner"]["pid"] for trial in found}
     assert owners == {worker.pid for worker in workers}
     # By the lost one, and by one of the others.
-    assert log.count("trial-0000, until there are 3") == 2, log
+    assert log.count("trial-0000 of 3 trials") == 2, log
     assert json.loads((first / "summary.json").read_text())["resumed_from_step"]
     assert len(list((tmp_path / "sweep").glob("trial-*/summary.json"))) == 3
     assert (tmp_path / "sweep" / "study.png").read_bytes().startswith(b"\x89PNG")

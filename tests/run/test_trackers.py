@@ -104,7 +104,7 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     assert record.getMessage().startswith("tracker broken ")
     fault = "OSError: <BROKEN_API_KEY> at https://<login>@example.org"
     assert fault in record.getMessage() and "\n" not in record.getMessage()
-    assert f"sync {tmp_path}' sends later what it missed" in record.getMessage()
+    assert f"sync {tmp_path}' sends the missing data later" in record.getMessage()
     assert f"{__file__}:" in record.getMessage(), "where it failed"
     assert "battery" not in caplog.text and "correct-horse" not in caplog.text
 
@@ -203,7 +203,7 @@ def test_a_tracker_that_hangs_is_left_behind(
     # Neither a line nor a flush waits for a tracker; only the end does.
     assert [line for line in messages if "tracker broken" in line] == [
         f"tracker broken did not finish within 0.2 seconds and is off; "
-        f"'python -m demo sync {tmp_path}' sends later what it missed"
+        f"'python -m demo sync {tmp_path}' sends the missing data later"
     ]
 
 
@@ -262,7 +262,7 @@ def test_training_goes_on_without_a_tracker_that_fails_and_sync_makes_up_for_it(
     shown = {event.step: event.value for event in events.Scalars("train/loss")}
     assert shown == pytest.approx(logged)
     # Nothing is left to send.
-    assert "tensorboard has it all" in command(project, "sync", str(tmp_path)).stderr
+    assert "tensorboard has all data" in command(project, "sync", str(tmp_path)).stderr
     events = tensorboard(blocker)
     assert [event.step for event in events.Scalars("train/loss")] == STEPS
 
@@ -283,14 +283,12 @@ def test_sync_leaves_a_run_alone_that_trains(project: Path, tmp_path: Path) -> N
         events = list((tmp_path / "run/tensorboard").iterdir())
         done = command(project, "sync", str(tmp_path))
         assert done.returncode == 0
-        assert "run trains right now, and sends by itself: sync it after its end" in done.stderr
+        assert "run is training, and sends its data itself: sync it after its end" in done.stderr
         assert list((tmp_path / "run/tensorboard").iterdir()) == events
     finally:
         job.kill()
     # Killed, it can't say so itself.
-    assert (
-        "was killed; what it has so far is sent" in command(project, "sync", str(tmp_path)).stderr
-    )
+    assert "was killed: its data so far are sent" in command(project, "sync", str(tmp_path)).stderr
 
 
 def test_check_trackers_tells_what_works(project: Path, tmp_path: Path) -> None:

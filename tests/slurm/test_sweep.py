@@ -109,7 +109,7 @@ def test_the_tasks_of_an_array_share_a_study_and_take_over_what_was_left(project
     owners = {trial.user_attrs["owner"]["job"] for trial in found}
     assert owners == {task.facts["JobId"] for task in tasks}
     # Exactly one of them went on with the first trial.
-    assert sum(log.count("trial-0000, until there are 3") for log in logs) == 1
+    assert sum(log.count("trial-0000 of 3 trials") for log in logs) == 1
     assert summary(study / "trial-0000")["resumed_from_step"]
 
 

@@ -85,7 +85,7 @@ def continued(folder: Path, names: Sequence[str], line: dict[str, Any] | None = 
         UsageError: the run still trains, or the folder is not a run folder.
     """
     if owner_of(folder):
-        raise UsageError(f"{folder} trains right now: leave --trackers out, or wait for its end")
+        raise UsageError(f"{folder} is training: leave --trackers out, or wait for its end")
     try:
         settings = Settings.from_yaml(folder / "config.yaml")
         settings = dataclasses.replace(settings, run_dir=str(folder.absolute()))

@@ -69,7 +69,7 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
             tracker left there can't be sent.
     """
     if owner_of(directory):
-        log.warning("%s trains right now, and sends by itself: sync it after its end", directory)
+        log.warning("%s is training, and sends its data itself: sync it after its end", directory)
         return []
     settings = dataclasses.replace(
         Settings.from_yaml(directory / "config.yaml"), run_dir=str(directory.absolute())
@@ -77,14 +77,14 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     state, ids = read_object(directory / "status.json", KINDS), known_ids(directory)
     status, missed = state.get("status", "running"), state.get("missed_by", [])
     if status == "running":
-        log.warning("%s has not ended, or was killed; what it has so far is sent", directory)
+        log.warning("%s has not ended, or was killed: its data so far are sent", directory)
     chosen, sent = [], []
     for name in select(names or settings.trackers):
         module = load(name)
         if hasattr(module, "sync") and module.sync(directory):
             sent.append(name)
         elif status != "running" and name in ids and name not in missed:
-            log.info("%s: %s has it all", directory, name)
+            log.info("%s: %s has all data", directory, name)
         else:
             chosen.append(name)
     failed = send(chosen, settings)
@@ -95,5 +95,5 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     if not (names or settings.trackers) or "none" in settings.trackers:
         log.info("%s was started without trackers: choose some with --trackers", directory)
     if sent:
-        log.info("%s: %s has it all now", directory, ", ".join(sent))
+        log.info("%s: %s has all data now", directory, ", ".join(sent))
     return failed

@@ -140,7 +140,7 @@ class _TrackerThread(threading.Thread):
         if not self.off:
             self.off = _TrackerThread.any_off = True
             command = f"python -m {__package__.partition('.')[0]} sync {self.tracked.directory}"
-            remedy = f"'{command}' sends later what it missed"
+            remedy = f"'{command}' sends the missing data later"
             log.error("tracker %s %s and is off%s; %s", self.name, reason, fault, remedy)
 
     def run(self) -> None:

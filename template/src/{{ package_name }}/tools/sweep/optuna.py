@@ -76,7 +76,7 @@ def search(own: Sequence[str], launch: Sequence[str]) -> int:
     while not stop.received and (trial := claims.next(space, flags.trials)):
         run_dir = folder / run_name(trial.number)
         words = as_flags(trial.params)
-        log.info("%s, until there are %d: %s", run_dir.name, flags.trials, " ".join(words))
+        log.info("%s of %d trials: %s", run_dir.name, flags.trials, " ".join(words))
         progress = Progress(trial, run_dir / "metrics.jsonl", flags)
         code, pruned = run([*command, *words, f"--run-dir={run_dir}"], stop, progress.is_hopeless)
         if code == EXIT_CODE and not pruned:
