@@ -48,9 +48,10 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "container_base_image": {"container": "apptainer"},
     "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow", "trackio"]},
 }
-# Defaults that depend on another answer than the project's name.
+# Defaults that depend on another answer than the project's name, or need other words.
 DEFAULTS = {
     "tools": "all of them",
+    "author_name": "the project's name and `contributors`",
     "project_name": "`MNIST DDP`, with `--defaults`",
     "signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes",
 }

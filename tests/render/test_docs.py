@@ -52,12 +52,12 @@ How they run it:
 
 - **`src/` and `configs/`**: each distinct tree is imported. Two ranks train, stop and resume each
   tree that differs in what a training reads.
-- **Batch scripts** are submitted to a Slurm cluster. Stand-ins take the place of Python and
-  Apptainer, and record their arguments.
+- **Batch scripts** are submitted to a Slurm cluster. Small programs run in place of Python
+  and Apptainer, and record their arguments.
 - **Commands** of Makefiles and of a project's own CI run in environments that borrow the packages
   of the tests.
-- **Container definitions** are built by Apptainer, with stand-ins for the packages. One image is
-  built with the real packages, and a training runs in it.
+- **Container definitions** are built by Apptainer, with small packages in place of the real
+  ones. One image is built with the real packages, and a training runs in it.
 
 ## What each target runs
 
