@@ -198,7 +198,7 @@ def test_an_environment_is_whole_or_said_not_to_be(
     (package,) = newcomer.glob(".venv/lib/python*/site-packages/yaml")
     package.rename(newcomer / "gone")
     damaged = make(newcomer, *setup).stderr
-    assert "pyyaml lacks yaml/__init__.py" in damaged
+    assert "PyYAML lacks yaml/__init__.py" in damaged
     assert "error: the environment is damaged: start again with 'make clean-env setup'" in damaged
     train = [python, "-m", "demo", "train"]
     env = clean_environment(newcomer)
