@@ -16,7 +16,7 @@ This page is for people who make a project, or change the answers of one. It lis
 the template, in the order in which Copier asks them.
 
 - With `setup: quick`, Copier asks the questions in **bold**. With `setup: full`, it asks all
-  questions. A question that it does not ask has its default.
+  questions. If it does not ask a question, the answer is the default.
 - Some questions depend on an earlier answer. For example, Copier asks for `mail_type` only if
   `mail_user` has an answer.
 - To give an answer in advance, use `--data NAME=VALUE`, or a YAML file with `--data-file FILE`.
@@ -25,11 +25,11 @@ the template, in the order in which Copier asks them.
 
 To change an answer later, run `copier update --data NAME=VALUE` in the project. Never edit
 `.copier-answers.yml` by hand. The update deletes the files that the new answers do not need,
-**with your edits in them**. So commit first, and look at `git diff` afterwards
+**and your edits in them**. So commit first, and look at `git diff` afterwards
 ([Updates](updating.md) explains this).
 
-The column *files* lists the files that exist only with some of the answers. After the word
-"changes", it lists the files whose content depends on the answer.
+The column *files* first lists the files that a project has only with some of the answers. After the
+word "changes", it lists the files whose content depends on the answer.
 
 `tests/render/questions.py` makes this page from `copier.yml` and from rendered projects.
 """
