@@ -238,8 +238,8 @@ class Learner:
     def pretrained(self, networks: Networks) -> Any:  # noqa: ANN401 - of another library
         """Return the object that `export --output FOLDER` writes with its method `save_pretrained`.
 
-        The default is the network, if it is a model of Hugging Face's transformers. Return a part
-        of it, or a tuple, such as the network and its tokenizer.
+        The default is the network itself, which may be a model of Hugging Face's transformers.
+        Return a part of it, or a tuple, such as the network and its tokenizer.
         """
         return networks
 

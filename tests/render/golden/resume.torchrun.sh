@@ -133,9 +133,9 @@ run_resumable() {
     [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
-    # The first rank that fails writes its error to FAILURE_FILE. Slurm then stops the waiting ranks, and
-    # srun returns their exit code. BAD_NODES_FILE has a line for each node that a later start should
-    # not use.
+    # The first rank that fails writes its error to FAILURE_FILE. The ranks that wait for it are then
+    # stopped, and srun returns their exit code. BAD_NODES_FILE has a line for each node that a later
+    # start should not use.
     export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
     export BAD_NODES_FILE=$PWD/logs/bad-nodes-$SLURM_JOB_ID
     trainings=$((${trainings:--1} + 1))

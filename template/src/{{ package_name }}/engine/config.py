@@ -238,7 +238,7 @@ class Settings:
     log_all_ranks: bool = False
     """let all ranks log; otherwise ranks other than 0 log only warnings"""
     trackers: tuple[str, ...] = ()
-    """trackers that get the metrics, in addition to metrics.jsonl"""
+    """trackers that get the metrics, in addition to metrics.jsonl; none: no tracker"""
     count_flops: bool = False
     """count the floating-point operations of the first step, and log TFLOP/s and MFU;
     with COMPILE, the first step runs without torch.compile"""

@@ -2,7 +2,7 @@
 
 Only the FLOPs (floating-point operations) of matrix products and convolutions are counted; a
 multiplication and an addition are two FLOPs. Model FLOPs are those that the mathematics of the
-model needs. Recomputation to save memory, padding batches and the optimizer do not count. Causal
+model needs. Recomputation to save memory, spare batches and the optimizer do not count. Causal
 attention counts as full attention. MFU (model FLOPs utilization) is the rate of model FLOPs as a
 share of the device's peak (Chowdhery et al. 2022, PaLM, appendix B: arxiv.org/abs/2204.02311).
 """
@@ -66,7 +66,7 @@ class FlopCounter(TorchDispatchMode):
             flops = formula(*args, **(kwargs or {}), out_val=out)
         elif "rnn" in name or func.namespace not in NAMESPACES:
             self.unknown.add(str(packet))
-        if flops and not RECORDER.split and self._is_of_model():  # split: a padding batch
+        if flops and not RECORDER.split and self._is_of_model():  # split: a spare batch
             self.flops["conv" in name] += flops
         return out
 
