@@ -18,6 +18,11 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_wandb.py",
         "run/test_wandb_sweep.py",
     ),
+    "Updates from the oldest versions, and the weekly job that looks for a new one": (
+        "update/test_moved.py",
+        "update/test_template_job.py",
+    ),
+    "What doctor finds on nodes that differ": ("run/test_doctor.py",),
     "Environments that are set up as users do, every command and every tree of modules": (
         "run/test_every_command.py",
         "run/test_pre_commit.py",

@@ -363,8 +363,8 @@ def test_ranks_are_read_from_the_environment(
         ({"SLURM_STEP_ID": "-6", "SLURM_NTASKS": "4"}, "put srun in front"),
         # The batch shell is not a rank either. Since Slurm 26.05, it is a step.
         ({"SLURM_STEP_ID": "-5", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "put srun in front"),
-        ({"WORLD_SIZE": "2"}, "RANK is missing"),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is missing"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "SLURM_PROCID is not set"),
     ],
 )
 def test_misuse_of_a_launcher_is_answered_with_a_hint(

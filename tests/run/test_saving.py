@@ -214,7 +214,7 @@ def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
     saver.checkpoints.write(STATE, 1)
     path = saver.checkpoints.path(1)
     path.with_suffix(".sha256").unlink()
-    with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* give --resume"):
+    with pytest.raises(UsageError, match=r"has no step-00000001.sha256: .* set --resume"):
         saver.checkpoints.newest()
     assert load(path)["networks"] == {}
     torch.save({**STATE, "weights": IN_SHARDS}, path)

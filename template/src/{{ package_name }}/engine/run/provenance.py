@@ -1,4 +1,4 @@
-"""Collects where a run comes from: code, template, packages and machines."""
+"""Where a run came from: code, template, packages, machines."""
 
 import json
 import logging
