@@ -74,7 +74,7 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
         assert "+linked" not in diff and "facts of the site" not in diff
         assert " D src/demo/figures.py\n" in (code / "git/changes").read_text()
         assert "src/demo/figures.py" in git(project, "ls-files"), "the index has changed"
-    # Equal code is the same snapshot. Of other code, a job that comes back knows nothing.
+    # Equal code is the same snapshot. A requeued job does not see other code.
     assert code_of(project, "2") == code
     (root / "src/demo/model.py").write_text("edited")
     (root / "slurm/site.sh").write_text("exit 9\n")

@@ -312,7 +312,7 @@ exec .venv/bin/python "$@"
 def test_a_node_that_never_comes_is_named(
     cluster: Cluster, projects: dict[str, Project], tmp_path: Path, launcher: str
 ) -> None:
-    """Not when a signal ends the wait: then the job comes back."""
+    """Not if a signal ends the wait: then the job is requeued."""
     python = tmp_path / "python"
     python.write_text(SLOW_PYTHON)
     python.chmod(0o755)

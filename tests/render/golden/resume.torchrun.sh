@@ -120,8 +120,8 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 #   76          a rank lost another rank
 #   above 128   a signal killed a rank, for example when memory ran out
 # After 76 and above 128, the ranks start again in the same allocation, at most RESTARTS_IN_JOB times.
-# The job goes back to the queue after 75, and after a code above 128 if the ranks do not start again. It
-# then continues from its newest checkpoint.
+# The job goes back to the queue after 75, and after a code above 128 if the ranks do not start again. The
+# run then resumes from its newest checkpoint.
 run_resumable() {
     local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job
     if [[ ${command:-train} != train ]]; then # other commands save no checkpoint

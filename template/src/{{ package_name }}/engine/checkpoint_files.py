@@ -288,7 +288,7 @@ def find_start(resume: str, run_dir: Path) -> Path | None:
     """Return the checkpoint that a run starts from, None to start from step 0.
 
     The run folder's own checkpoints come before a path in `resume`, so that a requeued job
-    continues from its last checkpoint.
+    resumes its run from the last checkpoint.
 
     Args:
         resume: the setting.

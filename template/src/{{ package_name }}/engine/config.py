@@ -137,7 +137,7 @@ class Settings:
     run_dir: str | None = None
     """folder of this run; default: RUN_ROOT/EXPERIMENT/ and the Slurm job id, or the time"""
     resume: str = "auto"
-    """auto: continue from the newest checkpoint in the run folder, if it has any;
+    """auto: resume from the newest checkpoint in the run folder, if it has any;
     never: refuse a run folder that has checkpoints;
     PATH: the same as auto, but a new run starts from this checkpoint or run folder"""
     seed: Count = 0
