@@ -31,8 +31,8 @@ SHOWN_PAGES = (
 )
 SHOWN: Answers = {"setup": "full", "package_name": "demo"}
 NOTE = """
-> Each project has this page in the terms of its own answers. Here it is that of a project called
-> `demo`, with all launch modes, srun, venv and otherwise default answers.
+> In a project, this page depends on your answers. You see here the page of a project called `demo`,
+> with all launch modes, srun and venv, and the default answers to all other questions.
 """
 
 VARIANTS = """\
