@@ -14,15 +14,23 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_aim.py",
         "run/test_mlflow.py",
         "run/test_sweep.py",
+        "run/test_trackers.py",
         "run/test_trackio.py",
         "run/test_wandb.py",
         "run/test_wandb_sweep.py",
     ),
-    "Updates from the oldest versions, and the weekly job that looks for a new one": (
+    "Updates with migrations and from the oldest versions, and the weekly look for a new one": (
+        "update/test_migrations.py",
         "update/test_moved.py",
         "update/test_template_job.py",
     ),
-    "What doctor finds on nodes that differ": ("run/test_doctor.py",),
+    "Commands that check a cluster or watch runs, and messages when a run ends": (
+        "run/test_acceptance.py",
+        "run/test_check_comm.py",
+        "run/test_doctor.py",
+        "run/test_notify.py",
+        "run/test_runs.py",
+    ),
     "Environments that are set up as users do, every command and every tree of modules": (
         "run/test_every_command.py",
         "run/test_pre_commit.py",
@@ -31,6 +39,7 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_variants.py",
     ),
     "Trainings of the complete examples and of each recipe": (
+        "run/test_docs.py",
         "run/test_examples.py",
         "run/test_recipes.py",
         "run/test_large_data.py",

@@ -1,5 +1,6 @@
 """DDP and FSDP train alike, and each goes on from the other's checkpoints."""
 
+import enum
 import json
 import os
 import pickle
@@ -234,6 +235,30 @@ def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> 
     file = tmp_path / ".metadata"
     file.write_bytes(file.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../00.distcp"))
     with pytest.raises(FileNotFoundError, match="No such file"):
+        shards.read(tmp_path, {"a": None})
+
+
+def test_shards_of_an_early_python_3_11_are_read(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to Python 3.11.3, a member of an enum is pickled as a call of getattr."""
+    from demo.engine import shards
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    def by_getattr(member: enum.Enum, _protocol: int) -> tuple:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_getattr)
+    dcp.save({"a": torch.arange(9.0)}, checkpoint_id=tmp_path, no_dist=True)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert shards.read(tmp_path, {"a": None})["a"].equal(torch.arange(9.0))
+
+    class Attack:
+        def __reduce__(self) -> tuple:
+            return getattr, (torch.Size, "numel")
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(pickle.UnpicklingError, match="calls getattr"):
         shards.read(tmp_path, {"a": None})
 
 

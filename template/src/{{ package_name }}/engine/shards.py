@@ -11,6 +11,7 @@ import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import EnumMeta
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,7 +43,17 @@ CLASSES = {
     ),
 }
 """The classes that `.metadata` may name, as module and name."""
+
+
+def _member(enum: Any, name: str) -> Any:  # noqa: ANN401 - what the pickle names
+    """Return a member of an enum: Python 3.11.0 to 3.11.3 pickles it as a call of getattr."""
+    if not isinstance(enum, EnumMeta):
+        raise pickle.UnpicklingError(f".metadata calls getattr of {enum}")
+    return enum[name]
+
+
 KNOWN: dict[tuple[str, str], Any] = {
+    ("builtins", "getattr"): _member,
     ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
     # The path of the folder. In Python 3.13, its class is in another module.
     ("pathlib", "PosixPath"): PurePosixPath,
