@@ -79,6 +79,8 @@ class Answer(NamedTuple):
 
 def ask(*command: str) -> Optional[str]:
     """Return the output of a command; None if it is missing, fails or takes too long."""
+    # Users filter and format the output of Slurm's commands with variables.
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("SINFO_", "SCONTROL_"))}
     try:
         done = subprocess.run(
             command,
@@ -88,7 +90,7 @@ def ask(*command: str) -> Optional[str]:
             encoding="ascii",
             errors="backslashreplace",
             timeout=TIMEOUT,
-            env=dict(os.environ, LC_ALL="C"),
+            env={**own, "LC_ALL": "C"},
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

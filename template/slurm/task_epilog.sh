@@ -4,6 +4,7 @@
 [[ $SLURM_PROCID == 0 ]] || exit 0
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
+unset "${!SQUEUE_@}" "${!SCONTROL_@}" SLURM_CLUSTERS # they filter and format what the commands print
 before=${SLURM_RESTART_COUNT:-0}
 read -r state restarts reason < <(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:10,Reason:60)
 # Newer versions of Slurm call a killed shell RaisedSignal.

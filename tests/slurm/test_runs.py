@@ -3,6 +3,7 @@
 import json
 
 from .jobs import Job, Project
+from .trainings import FILTERS
 
 
 def told(project: Project, job: Job, later: int) -> dict[str, str]:
@@ -13,7 +14,8 @@ def told(project: Project, job: Job, later: int) -> dict[str, str]:
         "print(json.dumps({'status': run.status, 'note': run.note, 'job': run.state['job']}))"
     )
     python = project.root / ".venv" / "bin" / "python"
-    done = project.cluster.run(str(python), "-c", code, str(job.run_dir), str(later))
+    command = (str(python), "-c", code, str(job.run_dir), str(later))
+    done = project.cluster.run(*command, **FILTERS)
     assert not done.stderr
     return json.loads(done.stdout)
 

@@ -13,6 +13,7 @@ from .cluster import Cluster, wait_for
 from .conftest import MakeProject
 from .jobs import ENDED, Job, Project
 from .trainings import (
+    FILTERS,
     STEPS,
     both_launchers,
     check_checkpoints,
@@ -46,7 +47,7 @@ def test_the_time_limit_nears(
 def test_a_higher_partition_preempts_it(
     cluster: Cluster, projects: dict[str, Project], uninterrupted: Job, launcher: str
 ) -> None:
-    job = suspend(submit(projects[launcher]).wait_for_step(30))
+    job = suspend(submit(projects[launcher], **FILTERS).wait_for_step(30))
     rival = projects[launcher].sbatch(
         *("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     )

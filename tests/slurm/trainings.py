@@ -14,6 +14,17 @@ from .jobs import Job, Project
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 TRAINING = ("--dataset=synthetic", "--epochs=4", "--batch-size=64", "--log-every=1")
 STEPS = 4 * 117
+# With these variables, users filter and format what Slurm's commands print.
+FILTERS = {
+    "SQUEUE_STATES": "PENDING",
+    "SQUEUE_USERS": "nobody",
+    "SQUEUE_PARTITION": "none",
+    "SQUEUE_NAMES": "none",
+    "SINFO_PARTITION": "none",
+    "SCONTROL_CLUSTER": "none",
+    "SCANCEL_NAME": "none",
+    "SLURM_TIME_FORMAT": "relative",
+}
 both_launchers = pytest.mark.parametrize(
     "launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)]
 )

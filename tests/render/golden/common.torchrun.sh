@@ -7,6 +7,11 @@ fail() {
     exit 1
 }
 
+# Slurm's commands, without the variables with which users filter and format what they print.
+for name in squeue scontrol scancel sinfo; do
+    eval "$name() (unset \${!SQUEUE_@} \${!SCONTROL_@} \${!SCANCEL_@} \${!SINFO_@} SLURM_CLUSTERS; command $name \"\$@\")"
+done
+
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
 if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
     # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from ..errors import UsageError
 
 TIMEOUT = 60  # seconds; Slurm's controller may be busy
+# Variables with which users filter and format what these commands print.
+FILTERS = ("SACCT_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEUE_", "SLURM_TIME_FORMAT")
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -20,13 +22,16 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     Raises:
         UsageError: the command is not installed, or does not answer.
     """
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FILTERS)}
+    if "SLURM_JOB_ID" in own:  # a job's own cluster is this one
+        own.pop("SLURM_CLUSTERS", None)
     try:
         return subprocess.run(
             command,
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
-            env={**os.environ, **env},
+            env={**own, **env},
             start_new_session=True,  # Ctrl-C must not end sbatch after it has submitted a job
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -30,13 +30,14 @@ def queue() -> dict[str, Job]:
     for pause in PAUSES:
         try:
             # The name comes last, since only it may contain a bar.
-            lines = ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%L|%r|%j").splitlines()
+            queued = ask("squeue", "--me", "--noheader", "--format=%i|%T|%N|%L|%r|%j")
         except UsageError:
             if not pause:
                 raise
             time.sleep(pause)
         else:
             break
+    lines = [line for line in queued.splitlines() if "|" in line]  # not the name of a cluster
     return {job.id: job for job in (Job(*line.split("|", 5)) for line in lines)}
 
 
