@@ -238,6 +238,9 @@ def test_all_is_well_on_a_login_node(place: Place) -> None:
     started = lines(found, "scripts")
     assert len(started) == 3 and "slurm/train_single_node.sbatch: " in started[2]
     assert "/.venv/bin/python Python 3" in started[2]
+    code, found = place.doctor(*QUIET, SBATCH_QOS="long", SBATCH_PARTITION="big")
+    (said,) = troubles(found)
+    assert code == 0 and "SBATCH_PARTITION, SBATCH_QOS" in said
 
 
 def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Place) -> None:

@@ -60,6 +60,9 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
     elif not shutil.which("sbatch"):
         yield Finding("ok", "scripts", "sbatch is missing: run doctor on a login node too")
         return
+    if given := sorted(name for name in os.environ if name.startswith("SBATCH_")):
+        message = f"your environment has {', '.join(given)}: sbatch takes them before the lines of"
+        yield Finding("warning", "scripts", f"{message} a script; unset those that you do not want")
     for job in jobs:
         if job.start:
             yield _start(job)
