@@ -23,8 +23,8 @@ the template, in the order in which Copier asks them.
 - Your site may have set answers in [Copier's settings](for-support-teams.md). They replace the
   defaults. With `setup: quick`, Copier does not ask these questions.
 
-To change an answer later, run `copier update --data NAME=VALUE` in the project. Never edit
-`.copier-answers.yml` by hand. The update deletes the files that the new answers do not need,
+To change an answer later, run `make update ARGS="--data NAME=VALUE"` in the project. Never
+edit `.copier-answers.yml` by hand. The update deletes the files that the new answers do not need,
 **and your edits in them**. So commit first, and look at `git diff` afterwards
 ([Updates](updating.md) explains this).
 

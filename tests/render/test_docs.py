@@ -79,7 +79,7 @@ ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm
 UPDATE_PAGE = "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates("
 UPDATES = {
     "git *": UPDATE_PAGE,
-    "copier *update*": UPDATE_PAGE,
+    "make update*": UPDATE_PAGE,
     "make setup test": "tests/run/test_setup.py::made(newcomer, *setup)",
     "pip* install copier": "scripts/demo.sh::pip install --quiet 'copier",
 }
@@ -100,7 +100,6 @@ OURS = {
     "git -C *": SUPPORT_PAGE,
     "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
     "make acceptance *": "tests/slurm/test_acceptance.py::def test_a_new_site_from_its_module_to_",
-    "copier copy --defaults *": UPDATE_PAGE,
     "sed -i *": UPDATE_PAGE,
     "make demo": "tests/run/test_docs.py::def test_the_demo(",
     "make test": ".ci/run::make test",

@@ -243,6 +243,7 @@ ALWAYS = (
     "scripts/pack.sh",
     "scripts/setup.ps1",
     "scripts/setup.sh",
+    "scripts/update.sh",
     "slurm/common.sh",
     "slurm/resume.sh",
     "slurm/site.sh",

@@ -372,7 +372,7 @@ def test_a_project_without_the_tool_says_so(tmp_path: Path) -> None:
     job = srun(folder, tmp_path / "run", 2, "--count-flops").wait()
     assert job.codes == [1, 1] and "Traceback" not in job.log
     assert "error: count_flops needs tools/flops.py, which this project does not have" in job.log
-    assert "copier update --data" in job.log and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert "make update ARGS=" in job.log and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 # -- the peak -------------------------------------------------------------------------------------

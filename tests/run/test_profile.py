@@ -214,7 +214,7 @@ def test_a_project_without_it(project: Path, tmp_path: Path) -> None:
     (mine / "src/demo/tools/profile.py").unlink()
     job = srun(mine, tmp_path / "run", 2, "--profile=1:5").wait()
     line = next(line for line in job.log.splitlines() if "error:" in line)
-    assert "profile needs tools/profile.py" in line and "copier update --data 'tools=[" in line
+    assert "profile needs tools/profile.py" in line and "make update ARGS=" in line
     assert not job.run_dir.exists()
     assert srun(mine, tmp_path / "run", 1, "--max-steps=1").wait().codes == [0]
     assert "unknown command 'profile'" in show(mine, tmp_path / "run").stderr

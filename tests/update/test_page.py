@@ -30,18 +30,18 @@ def test_the_commands_of_the_page_on_updates(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     text = (TEMPLATE / "docs/updating.md").read_text("utf-8")
     typed = [command.line for command in pages.commands(text)]
-    inline = re.findall(r"`((?:copier|git) [^`]+)`", text)
+    inline = re.findall(r"`((?:git|bash|make update) [^`]+)`", text)
     assert len(typed) > 6 and len(inline) > 3
     said: dict[str, str] = {}
     for line in (*typed, *inline):
         if line in MAKES:
             continue
-        if line.startswith(("copier update", "git reset", "git add --all &&")):
+        if line == "git add --all":
+            (project / "notes.txt").write_text(f"{len(said)}\n")
+        elif line.startswith(("make update", "git add --all &&")):
             git(project, "add", "--all")
             git(project, "commit", "--quiet", "--allow-empty", "--message=Before it")
-        # Nobody is here to answer.
-        shown = re.sub(r"^copier update(?! --defaults)", "copier update --defaults", line)
-        shown = shown.replace("FILE", "README.md").replace(ADDRESS, str(moved))
+        shown = line.replace("FILE", "README.md").replace(ADDRESS, str(moved))
         if str(moved) in shown:
             template.rename(moved)
         done = subprocess.run(
@@ -55,7 +55,7 @@ def test_the_commands_of_the_page_on_updates(tmp_path: Path) -> None:
         differs = done.returncode == 1 and "--no-index" in line and done.stdout
         assert done.returncode == 0 or differs, (line, done.stdout, done.stderr)
         said[line] = said.get(line, "") + done.stdout + done.stderr
-    assert "1.4.0" in said["copier check-update"]
+    assert "updated to v1.4.0" in said["make update"]
     assert "+The MIT License" in said["git diff"]
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text("utf-8"))
     assert (answers["partition"], answers["trackers"]) == ("gpu_long", ["tensorboard", "mlflow"])

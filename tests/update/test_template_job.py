@@ -29,6 +29,8 @@ KEPT = (
     "template.sh.jinja",
     "ci.yml.jinja",
     "template.yml",
+    "Makefile.jinja",
+    "update.sh",
 )
 KEPT += (".gitlab-ci.yml.jinja", "{{ _copier_conf.answers_file }}.jinja", ".gitignore.jinja")
 BRANCH = "template-update"
@@ -219,10 +221,13 @@ def test_the_commands_of_the_page_on_updates(site: Site) -> None:
     site.release("v2.0.0")
     page = (site.project / "docs/updates.md").read_text()
     typed = [command.line for command in pages.commands(page) if not command.needs]
-    for line in (*typed, *re.findall(r"`(copier update [^`]+)`", page)):
-        shown = line.replace("copier update", "copier update --defaults")
+    for line in (*typed, *re.findall(r"`(make update [^`]+)`", page)):
         done = subprocess.run(
-            ["bash", "-c", shown], cwd=site.project, env=site.environment, capture_output=True
+            ["bash", "-c", line],
+            cwd=site.project,
+            env=site.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
         )
         assert done.returncode == 0, done.stderr
         if line == "git diff":
@@ -240,7 +245,7 @@ def test_it_tells(site: Site) -> None:
     code, said = site.run(GITHUB_ACTIONS="true")
     assert (code, said.count("\n")) == (2, 1)
     assert said.startswith("::error::") or site.ci == "gitlab"
-    assert "version, 2.0.0, and this project has 1.1.0: run 'copier update'" in said
+    assert "version, 2.0.0, and this project has 1.1.0: run 'make update'" in said
     assert git(site.origin, "branch", "--list").split() == ["*", "main"]
 
 
@@ -334,7 +339,7 @@ def test_a_migration_needs_a_person(site: Site) -> None:
     replace(questionnaire, "_migrations:\n", migration)
     site.release("v2.0.0")
     code, said = site.run(propose=True)
-    assert (code, said.count("\n")) == (1, 1) and "run 'copier update --trust' by hand" in said
+    assert (code, said.count("\n")) == (1, 1) and "run 'make update ARGS=--trust' by hand" in said
     assert not site.requests() and git(site.origin, "branch", "--list").split() == ["*", "main"]
 
 

@@ -17,7 +17,7 @@ def import_tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module
     if not find_spec(module):
         raise UsageError(
             f"{setting} needs tools/{name}.py, which this project does not have: add {name} to the "
-            f"tools in .copier-answers.yml with copier update --data 'tools=[..., {name}]'"
+            f"tools in .copier-answers.yml with make update ARGS=\"--data 'tools=[..., {name}]'\""
         )
     return import_module(module)
 
