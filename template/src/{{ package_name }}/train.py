@@ -223,9 +223,10 @@ class Trainer:
         settings, position = self.settings, self.position
         factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
         self.networks.set_learning_rates(factor)
-        seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
         self.updater.begin(self.loader.padded(loaded), weight, measure_norm)
+        # Last, since reading a spare batch again seeds the generators for each of its samples.
+        seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         self.learner_step(self.updater)
         position.advance(samples)
         self.networks.update_averages(position.step)
