@@ -412,5 +412,8 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(project: Path, tmp_pa
     assert job.codes == [0, 0], job.log
     assert "2 rank(s) by srun" in job.log and "128 samples a step" in job.log
     assert "settings from configs/train.yaml" in job.log
-    assert job.log.count("dry run: a sample was evaluated and predicted; no step was taken") == 1
+    assert (
+        job.log.count("dry run: samples were evaluated, predicted and drawn; no step was taken")
+        == 1
+    )
     assert not (tmp_path / "run").exists()

@@ -104,7 +104,10 @@ def test_what_can_not_be_written_is_one_line(project: Path, averaged: Job, tmp_p
         ("x.pt", "end its name in .safetensors, .pt2 or .onnx"),
         (f"{tmp_path}/none/x.safetensors", "No such file or directory; choose another --output"),
         (str(tmp_path), f"{tmp_path} exists: choose another folder with --output"),
-        (f"{tmp_path}/folder", "has no save_pretrained: let the method pretrained(networks)"),
+        (
+            f"{tmp_path}/folder",
+            "pretrained in model.py returned Network, which has no save_pretrained: return",
+        ),
     ):
         assert said in error(command(project, tmp_path, "export", run, f"--output={output}"))
     words = ("export", run, f"--output={tmp_path}/x.safetensors", "--network=critic")
