@@ -73,6 +73,16 @@ def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> 
     return own if wanted == "auto" else wanted
 
 
+def bound_device(device: torch.device, backend: str) -> torch.device | None:
+    """Return the `device_id` for `init_process_group`.
+
+    From PyTorch 2.15 on, NCCL connects there. Without `device_id`, it takes the GPU with the number
+    that LOCAL_RANK or the rank suggests, not the current one. In older versions, the option makes
+    NCCL connect at once, and hangs with some of them (https://github.com/pytorch/pytorch/issues/153960).
+    """
+    return device if backend == "nccl" and torch.__version__ >= (2, 15) else None
+
+
 def gpu_properties(device: torch.device) -> object:
     """Return torch's properties of a GPU; None for other devices."""
     if device.type not in BACKENDS:
