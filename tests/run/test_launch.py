@@ -4,8 +4,10 @@ import json
 import resource
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -272,6 +274,25 @@ def test_each_rank_takes_a_gpu_that_it_sees(
     check_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-a"), ("n2", None)])
     with pytest.raises(UsageError, match="ranks 0 and 2 on n1 have the same GPU"):
         check_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
+
+
+@pytest.mark.parametrize(("built", "old"), [("13.0", True), ("12.8", False), (None, False)])
+def test_a_driver_that_is_too_old_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, built: str | None, old: bool
+) -> None:
+    import torch
+    from demo.engine.errors import UsageError
+    from demo.engine.ranks.device import choose_device
+    from demo.engine.ranks.environment import Ranks
+
+    library = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlSystemGetCudaDriverVersion_v2=lambda: 12020
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    said = "built for CUDA 13.0, but the driver .* supports CUDA 12.2: install a build for CUDA 12"
+    with pytest.raises(UsageError, match=said if old else "ask Slurm for GPUs"):
+        choose_device("cuda", Ranks("srun", 0, 1, 0))
 
 
 CONNECT = """

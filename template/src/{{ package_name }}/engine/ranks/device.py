@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import UsageError
+from . import driver
 from .environment import Ranks
 
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
@@ -22,7 +23,8 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
         ranks: the rank of this process.
 
     Raises:
-        UsageError: the device is not available, or the node has fewer GPUs than ranks.
+        UsageError: the device is not available, its driver is too old for torch, or the node has
+            fewer GPUs than ranks.
     """
     mps = torch.backends.mps.is_available() and ranks.size == 1
     if wanted == "auto":
@@ -38,6 +40,8 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     gpus = torch.get_device_module(wanted)
     visible = gpus.device_count() if gpus.is_available() else 0
     here = f"rank {ranks.rank} on {socket.gethostname()}"
+    if not visible and (old := driver.too_old(torch.version.cuda)):
+        raise UsageError(f"{here} can't use a GPU: {old}")
     if not visible:
         names = [f"{name}={os.environ[name]}" for name in VISIBLE_DEVICES if name in os.environ]
         raise UsageError(
