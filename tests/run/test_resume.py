@@ -132,6 +132,24 @@ def test_a_rank_that_dies_at_its_very_end_is_said(project: Path, tmp_path: Path)
     assert (job.run_dir / "summary.json").exists()
 
 
+def test_ranks_wait_for_the_end_of_rank_0_beyond_the_timeout(project: Path, tmp_path: Path) -> None:
+    """It may have much to write; a restart would find a finished run."""
+    head = '    images, labels = batch\n    return {\n        "confusion'
+    slow = "    if sums['weight'] > 100:\n        __import__('time').sleep(9)\n"
+    late = edited(project, tmp_path, "figures.py", head, slow + head)
+    job = srun(late, tmp_path / "run", 2, "--max-steps=3", "--timeout=4").wait()
+    assert job.summary["global_step"] == 3
+
+
+def test_a_run_folder_that_is_removed_meanwhile_is_said(project: Path, tmp_path: Path) -> None:
+    job = srun(project, tmp_path / "run", 2, *LONG, "--checkpoint-every=10")
+    job.wait_for_step(15)
+    (tmp_path / "run").rename(tmp_path / "gone")
+    assert job.wait().codes[0] == 1, job.log
+    assert "metrics.jsonl was removed or replaced" in job.log and "Traceback" not in job.log
+    assert json.loads((tmp_path / "run/summary.json").read_text())["global_step"] == 116
+
+
 def test_a_rank_that_hangs_is_not_waited_for_without_end(project: Path, tmp_path: Path) -> None:
     job = srun(project, tmp_path / "run", 2, *LONG, "--timeout=5")
     job.wait_for_step(5)

@@ -351,6 +351,7 @@ class Trainer:
         self.save()
         self.checkpointing.check_saved("stopped")
         self.hooks.note_written()
+        self.logger.has_lines()
         log.info(
             "stopped at step %d by %s; to resume, run the same command with --run-dir %s",
             self.position.step,
@@ -366,7 +367,8 @@ class Trainer:
         """Evaluate on the test set, and write summary.json and the figures.
 
         Every rank calls this method. Returns the exit code: 0, or 1 on rank 0 if a hook, a figure
-        or the model registry failed. In a sweep it is 0 then too, because the trial has its result.
+        or the model registry failed, or if the file of metrics was removed. In a sweep, it is 0
+        after these failures, too, because the trial has its result.
         """
         step = self.position.step
         CLOCK.switch("ending")
@@ -392,7 +394,7 @@ class Trainer:
                 exc_info=unknown,
             )
             return 0 if "SWEEP_TRIAL" in os.environ else 1
-        return 0
+        return 0 if self.logger.has_lines() else 1
 
     def summary(self, test: Evaluation) -> dict[str, Any]:
         """Return the content of summary.json. Every rank calls this method."""

@@ -96,8 +96,8 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
             store, *_ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=meet))
         wait_for_all(store, ranks, meet)
         here = socket.gethostname()
-        facts = here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)
-        store.set(f"meeting/facts/{ranks.rank}", json.dumps(facts))
+        mine = here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)
+        store.set(f"meeting/facts/{ranks.rank}", json.dumps(mine))
         met = store.multi_get([f"meeting/facts/{rank}" for rank in range(ranks.size)])
     hosts, gpus, nodes = zip(*map(json.loads, met), strict=True)
     if backend != "gloo":
@@ -116,7 +116,13 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
     with meeting(who, address):
         control: Any = dist.new_group(backend="gloo", timeout=timeout)
     return World(
-        **vars(ranks), device=device, backend=backend, hostnames=hosts, control=control, nodes=nodes
+        **vars(ranks),
+        device=device,
+        backend=backend,
+        hostnames=hosts,
+        nodes=nodes,
+        control=control,
+        store=store,
     )
 
 
