@@ -15,7 +15,7 @@ PYTEST := $(PYTHON) -m pytest --numprocesses $(PROCESSES) --dist worksteal
 TORCH_VERSION ?= newest
 named = $(shell sed -nE 's/^ *(tested = \[)?"torch$(1)([0-9.]+)".*/\2/p' template/pyproject.toml.jinja)
 torch-oldest = torch==$(call named,>=).0
-torch-newest = torch<$(call named,<)
+torch-newest = torch<$(lastword $(call named,<))
 # The tests that depend most on PyTorch.
 TORCH_TESTS := tests/render/test_types.py $(addprefix tests/run/test_,$(addsuffix .py, \
 	check_comm data evaluate examples flops foreign_files hooks launch learner profile recipes resume saving \

@@ -56,7 +56,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(yours: Yours)
 
 
 def test_the_metric_that_decides_the_best_checkpoint_is_measured(yours: Yours) -> None:
-    yours.trainer.evaluator.check(yours.trainer.datasets.validation)
+    yours.trainer.evaluator.check(yours.trainer.datasets.validation, yours.trainer.datasets.test)
 
 
 def test_each_sample_has_a_prediction_that_json_can_have(package: Package, yours: Yours) -> None:

@@ -212,6 +212,11 @@ def test_the_cpu_script_takes_the_ranks_that_it_is_given(
         ("train_multi_node", {"SLURM_JOB_ID": ""}, "not a Slurm job.*sbatch slurm/train_multi"),
         ("train_multi_node", {"SLURM_SUBMIT_DIR": "/"}, "not the project's root"),
         ("train_multi_node", {"SLURM_GPUS_ON_NODE": ""}, "gave no GPU"),
+        (
+            "train_multi_node",
+            {"LOCAL_RANK": "0"},
+            "RANK, LOCAL_RANK or WORLD_SIZE is set, but srun",
+        ),
         ("train_multi_node", {"SLURM_GPUS_ON_NODE": "2"}, "8 tasks, but 2 GPUs on each of 2 nodes"),
         ("train_multi_node", {"SLURM_NTASKS": "7"}, "7 tasks, but 4 GPUs"),
         ("train_multi_node", {"SLURM_TASKS_PER_NODE": "6,2"}, "8 tasks, but 4 GPUs"),

@@ -22,7 +22,7 @@ import numpy
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 from .conftest import edited, srun
 
@@ -226,6 +226,68 @@ def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: s
     assert drawn(1, 0) == drawn(1, 3) == drawn(2, 0) == drawn(3, 2) == alone
     for other in (drawn(1, 0, epoch=1), drawn(1, 2, seed=2)):
         assert not {each[0] for each in other.values()} & {each[0] for each in alone.values()}
+
+
+class Singles(Dataset):
+    """Its `collate` gets a list of samples."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, torch.rand(()).item()
+
+    @staticmethod
+    def collate(samples: list[tuple[int, float]]) -> dict[str, list]:
+        return {"index": [index for index, _ in samples], "drawn": [each for _, each in samples]}
+
+
+class Wholes(Singles):
+    """Its `collate` gets what `__getitems__` returned, a whole batch."""
+
+    def __getitems__(self, indices: list[int]) -> tuple[list[int], list[float]]:
+        return indices, [torch.rand(()).item() for _ in indices]
+
+    @staticmethod
+    def collate(batch: tuple[list[int], list[float]]) -> dict[str, list]:  # type: ignore[override]
+        return dict(zip(("index", "drawn"), batch, strict=True))
+
+
+WRAPPED: dict[str, Callable[[], Dataset]] = {
+    "subset": lambda: Subset(Wholes(), range(40, 100)),
+    "subset of singles": lambda: Subset(Singles(), range(40, 100)),
+    "split": lambda: Subset(random_split(Wholes(), [100, 20])[0], range(60)),
+    "joined": lambda: ConcatDataset([Singles(), Subset(Singles(), range(30))]),
+    "subset of joined": lambda: Subset(ConcatDataset([Singles()]), range(20, 90)),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_wrapped_dataset_makes_the_batches_of_its_own(project: Path, kind: str) -> None:
+    from demo.engine.data.batches import evaluation_batches
+
+    dataset: Any = WRAPPED[kind]()
+    wanted = sorted(dataset[index][0] for index in range(len(dataset)))
+    batches = [batch for _, batch in Loader(dataset, 10, 0, 1, seed=1, workers=0).epoch(0)]
+    evaluated = list(evaluation_batches(dataset, range(len(dataset)), 10, 0))
+    for found in (batches, evaluated):
+        assert sorted(index for batch in found for index in batch["index"]) == wanted
+    if "singles" in kind:  # each sample draws with a seed of its own, in any batch
+        others = [batch for _, batch in Loader(dataset, 20, 0, 1, seed=1, workers=0).epoch(0)]
+        drawn = [
+            dict(zip(batch["index"], batch["drawn"], strict=True)) for batch in batches + others
+        ]
+        assert len({pair for each in drawn for pair in each.items()}) == len(dataset)
+
+
+def test_joined_datasets_with_different_batches_are_refused(project: Path) -> None:
+    from demo.engine.errors import UsageError
+
+    class Other(Singles):
+        collate = staticmethod(list)
+
+    with pytest.raises(UsageError, match="different `collate`: set the"):
+        Loader(ConcatDataset([Singles(), Other()]), 10, 0, 1, seed=1, workers=0)
 
 
 def test_workers_are_not_copies_of_a_rank_with_its_locks_held(project: Path) -> None:

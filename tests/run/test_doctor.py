@@ -25,6 +25,13 @@ SLURM = {
 AT_START = "import os\nexec(os.environ.get('AT_START', ''))\n"
 NODE = "import socket; socket.gethostname = lambda: 'n2'; "
 
+# A stand-in for the library of the NVIDIA driver.
+NVML = """
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlSystemGetCudaDriverVersion_v2(): return {driver}
+"""
+
 Files = Mapping[str, str]
 
 
@@ -253,6 +260,22 @@ def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Plac
     assert re.search(
         r"9\.9\.9, built without GPUs.*multi_node.*single_node", lines(found, "torch")[0]
     )
+
+
+@pytest.mark.parametrize(("driver", "old"), [(12020, True), (13010, False), (12090, True)])
+def test_a_driver_that_is_older_than_the_cuda_of_torch_is_named(
+    place: Place, driver: int, old: bool
+) -> None:
+    (place.project / "stubs" / "torch.py").write_text(
+        "class version: cuda, hip = '13.0', None\n"
+        "class cuda: is_available = lambda: False\n__version__ = '2.14.0+cu130'"
+    )
+    (place.project / "stubs" / "pynvml.py").write_text(NVML.format(driver=driver))
+    code, found = place.doctor("--trackers=none", SLURM_GPUS_ON_NODE="2")
+    said = "torch is built for CUDA 13.0, but the driver of the GPUs supports CUDA 12."
+    (line,) = lines(found, "GPUs")
+    assert code == 1 and line.startswith("error") and (said in line) == old
+    assert ("install a build for CUDA 12" in line) == old
 
 
 @pytest.mark.parametrize(

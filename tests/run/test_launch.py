@@ -4,8 +4,10 @@ import json
 import resource
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -184,7 +186,7 @@ def test_a_torchrun_names_the_first_node_that_it_cant_reach(
 
 
 def test_ranks_wait_longer_for_work_than_for_the_start(project: Path, tmp_path: Path) -> None:
-    """NCCL starts late, and its ranks then wait for rank 0 at the store."""
+    """Before PyTorch 2.15, NCCL starts late, and its ranks then wait for rank 0 at the store."""
     old = '    if settings.dataset == "mnist":\n'
     work = """\
     import os, time, torch
@@ -272,6 +274,118 @@ def test_each_rank_takes_a_gpu_that_it_sees(
     check_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n2", "GPU-a"), ("n2", None)])
     with pytest.raises(UsageError, match="ranks 0 and 2 on n1 have the same GPU"):
         check_shared_gpus([("n1", "GPU-a"), ("n1", "GPU-b"), ("n1", "GPU-a")])
+
+
+@pytest.mark.parametrize(("built", "old"), [("13.0", True), ("12.8", False), (None, False)])
+def test_a_driver_that_is_too_old_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, built: str | None, old: bool
+) -> None:
+    import torch
+    from demo.engine.errors import UsageError
+    from demo.engine.ranks.device import choose_device
+    from demo.engine.ranks.environment import Ranks
+
+    library = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlSystemGetCudaDriverVersion_v2=lambda: 12020
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    said = "built for CUDA 13.0, but the driver .* supports CUDA 12.2: install a build for CUDA 12"
+    with pytest.raises(UsageError, match=said if old else "ask Slurm for GPUs"):
+        choose_device("cuda", Ranks("srun", 0, 1, 0))
+
+
+CONNECT = """
+import os
+import sys
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from demo.__main__ import _run
+from demo.engine.config import Settings
+from demo.engine.ranks.process_group import joined
+
+rank = os.environ["SLURM_PROCID"]
+init = dist.init_process_group
+
+
+def started(kind, device_id=None, **options):
+    print(f"rank {rank} starts {kind} with {device_id}", flush=True)
+    if failure := os.environ.get("FAILURE"):
+        raise dist.DistBackendError(failure)
+    init("gloo", **options)
+
+
+def join(_argv):
+    with joined(Settings(device="cuda")) as world:
+        print(f"rank {rank} is on {world.device}", flush=True)
+    return 0
+
+
+gpu = SimpleNamespace(uuid="1" if "SHARED" in os.environ else rank + "1")
+with (
+    mock.patch.multiple(
+        torch.cuda,
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        set_device=lambda _: None,
+        get_device_properties=lambda _: gpu,
+    ),
+    mock.patch.object(dist, "init_process_group", started),
+    mock.patch.object(torch, "__version__", torch.torch_version.TorchVersion(os.environ["TORCH"])),
+    mock.patch("demo.__main__.find_command", lambda _: join),
+):
+    _run("join", [])
+"""
+DUPLICATE = """NCCL error in: NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details)
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000
+"""
+
+
+def connect(project: Path, folder: Path, **env: str) -> Job:
+    """Let two ranks meet on a node with two GPUs; their placement is not that of torch's guess."""
+    (folder / "connect.py").write_text(CONNECT)
+    path = f"{project / 'src'}:{folder}"
+    envs = [
+        {**each, "SLURM_LOCALID": str(1 - rank), "PYTHONPATH": path, "LOCAL_RANK": "0"}
+        for rank, each in enumerate(tasks(2, **env))
+    ]
+    return spawn(project, folder / "run", [["connect"]] * 2, envs).wait()
+
+
+@pytest.mark.parametrize(
+    ("torch", "bound"), [("2.9.0", False), ("2.14.1", False), ("2.15.0+cu130", True)]
+)
+def test_nccl_is_told_the_gpu_of_a_rank_where_it_does_not_ask(
+    project: Path, tmp_path: Path, torch: str, bound: bool
+) -> None:
+    job = connect(project, tmp_path, TORCH=torch)
+    assert job.codes == [0, 0], job.log
+    for rank, gpu in enumerate(("cuda:1", "cuda:0")):
+        assert f"rank {rank} starts nccl with {gpu if bound else None}" in job.log
+        assert f"rank {rank} is on {gpu}" in job.log
+
+
+def test_a_shared_gpu_is_named_before_nccl_connects(project: Path, tmp_path: Path) -> None:
+    job = connect(project, tmp_path, TORCH="2.15.0", SHARED="yes")
+    assert job.codes == [1, 1] and "starts nccl" not in job.log
+    assert "have the same GPU (GPU-1), but each needs one of its own" in job.log
+
+
+def test_an_error_of_nccl_keeps_its_reason(project: Path, tmp_path: Path) -> None:
+    job = connect(project, tmp_path, TORCH="2.15.0", FAILURE=DUPLICATE)
+    assert job.codes == [1, 1], "it would fail again, so the job must not be requeued"
+    errors = [line for line in job.log.splitlines() if line.startswith("error: ")]
+    assert errors and all("Duplicate GPU detected : rank 1 and rank 0" in x for x in errors)
+    assert "MASTER_ADDR" not in job.log and "lost another rank" not in job.log
+    gone = DUPLICATE.replace("InvalidUsage", "RemoteError")
+    lost = connect(project, tmp_path, TORCH="2.15.0", FAILURE=gone)
+    assert lost.codes == [76, 76] and "lost another rank (" in lost.log
 
 
 def test_the_choices_of_amds_gpus_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,5 +526,6 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(project: Path, tmp_pa
     assert job.codes == [0, 0], job.log
     assert "2 rank(s) by srun" in job.log and "128 samples a step" in job.log
     assert "settings from configs/train.yaml" in job.log
-    assert job.log.count("dry run: a sample was evaluated and predicted; no step was taken") == 1
+    said = "dry run: samples were evaluated, predicted and drawn; no step was taken"
+    assert job.log.count(said) == 1
     assert not (tmp_path / "run").exists()

@@ -280,12 +280,18 @@ class Undescribed(Regression):
         return {prediction}
 
 
-class Several(Regression):
-    """Its predictions fail, but not those of one sample."""
+class Tired(Regression):
+    """Its predictions fail after a step."""
+
+    tired = False
+
+    def train_step(self, updater):
+        self.tired = True
+        super().train_step(updater)
 
     def predict(self, network, batch):
-        if len(batch["x"]) > 1:
-            raise ValueError("cannot predict several")
+        if self.tired:
+            raise ValueError("too tired to predict")
         return super().predict(network, batch)
 
 
@@ -676,9 +682,9 @@ def test_the_evaluation_before_the_first_step_is_named(learners: Path, tmp_path:
 
 def test_what_fails_after_the_training_costs_itself_alone(learners: Path, tmp_path: Path) -> None:
     for number, (code, env) in enumerate([(1, {}), (0, {"SWEEP_TRIAL": "1"})]):
-        job = train(learners, tmp_path / f"{number}", 2, "--max-steps=2", KIND="Several", **env)
+        job = train(learners, tmp_path / f"{number}", 2, "--max-steps=2", KIND="Tired", **env)
         assert job.codes == [code, 0], job.log
-        assert job.log.count("hooks failed: cannot predict several") == 1
+        assert job.log.count("hooks failed: too tired to predict") == 1
         assert json.loads((job.run_dir / "summary.json").read_text())["global_step"] == 2
         assert json.loads((job.run_dir / "status.json").read_text())["status"] == "finished"
 
@@ -703,7 +709,7 @@ import json
 import sys
 
 import torch
-from demo import data, model, train
+from demo import data, figures, model, train
 from demo.settings import Settings
 from demo.engine.errors import UsageError
 from demo.engine.ranks.signals import StopRequest
@@ -760,6 +766,18 @@ WRONG = {
     # The errors of model.py itself:
     "a mistake in inputs": of(inputs=lambda *_: {}["inputs"], predict=lambda *_: None),
     "a mistake in predict": of(predict=lambda *_: {}["predict"]),
+    # What the training itself does not call, or only at its end:
+    "a mistake in describe": of(describe=lambda *_: {}["describe"]),
+    "described as a set": of(describe=lambda _, outputs: {outputs}),
+    "no row to describe": of(predict=lambda self, network, batch: network(batch["x"]).mean()),
+    "a mistake in pretrained": of(pretrained=lambda *_: {}["pretrained"]),
+    "nothing to save": of(pretrained=lambda *_: ("text",)),
+}
+# What `draw` of figures.py returns.
+DRAWN = {
+    "a mistake in figures": lambda *_: {}["figures"],
+    "no figures": lambda *_: None,
+    "a text as figure": lambda *_: {"text": "drawn"},
 }
 # What `load` of data.py returns.
 LOADED = {
@@ -768,8 +786,10 @@ LOADED = {
     "nothing collated": data.load(None),
 }
 good, collate, nothing, found = data.load(None), data.Rows.collate, lambda *_: None, {}
-for what, learner in (WRONG | dict.fromkeys(LOADED, of(batch_weight=Learner.batch_weight))).items():
+fine = dict.fromkeys(LOADED | DRAWN, of(batch_weight=Learner.batch_weight))
+for what, learner in (WRONG | fine).items():
     model.Model, data.load = learner, lambda _, what=what: LOADED.get(what, good)
+    figures.draw = DRAWN.get(what, lambda *_: {})
     data.Rows.collate = nothing if what == "nothing collated" else collate
     flags = [*sys.argv[2:], f"--run-dir={folder}/{what.replace(' ', '-')}"]
     for more in ([], ["--dry-run"]):
@@ -810,6 +830,14 @@ SAID = {
     "nothing collated": "collate in data.py returned None: return a batch of tensors",
     "a mistake in inputs": "inputs",
     "a mistake in predict": "predict",
+    "a mistake in describe": "describe in model.py failed with KeyError: 'describe'",
+    "described as a set": "describe in model.py returned what JSON can't hold (",
+    "no row to describe": "predict in model.py returned no row for each of 1 samples: return",
+    "a mistake in pretrained": "pretrained in model.py failed with KeyError: 'pretrained'",
+    "nothing to save": "pretrained in model.py returned str, which has no save_pretrained: return",
+    "a mistake in figures": "draw in figures.py failed with KeyError: 'figures'",
+    "no figures": "draw in figures.py failed with AttributeError: ",
+    "a text as figure": "draw in figures.py failed with AttributeError: ",
 }
 # What only a step shows.
 LATE = {"nan", "nan as best", "no such optimizer", "a value for each sample"}

@@ -104,7 +104,10 @@ def test_what_can_not_be_written_is_one_line(project: Path, averaged: Job, tmp_p
         ("x.pt", "end its name in .safetensors, .pt2 or .onnx"),
         (f"{tmp_path}/none/x.safetensors", "No such file or directory; choose another --output"),
         (str(tmp_path), f"{tmp_path} exists: choose another folder with --output"),
-        (f"{tmp_path}/folder", "has no save_pretrained: let the method pretrained(networks)"),
+        (
+            f"{tmp_path}/folder",
+            "pretrained in model.py returned Network, which has no save_pretrained: return",
+        ),
     ):
         assert said in error(command(project, tmp_path, "export", run, f"--output={output}"))
     words = ("export", run, f"--output={tmp_path}/x.safetensors", "--network=critic")
@@ -332,6 +335,83 @@ def test_a_folder_with_weights_is_taken(project: Path, tmp_path: Path) -> None:
     assert network.weight.sum() == 6
     with pytest.raises(UsageError, match=r"no such file or folder: give .* \.safetensors file"):
         initialize({"network": network}, tmp_path / "nope.safetensors")
+
+
+FORMS = {
+    "of DDP": {"module.weight": torch.ones(3, 2), "module.bias": torch.ones(3)},
+    "of compile": {"_orig_mod.weight": torch.ones(3, 2), "_orig_mod.bias": torch.ones(3)},
+    "of both": {f"module._orig_mod.{k}": torch.ones(3, 2)[:, n] for n, k in ((0, "bias"),)}
+    | {"module._orig_mod.weight": torch.ones(3, 2)},
+    "under state_dict": {"state_dict": {"weight": torch.ones(3, 2), "bias": torch.ones(3)}},
+    "of Lightning": {"state_dict": {"model.weight": torch.ones(3, 2), "model.bias": torch.ones(3)}},
+    "under model": {"epoch": 3, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(3)}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_other_programs_are_taken(
+    project: Path, tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, path = nn.Linear(2, 3), tmp_path / "last.ckpt"
+    torch.save(FORMS[form], path)
+    with caplog.at_level("INFO"):
+        initialize({"network": network}, path)
+    assert network.weight.sum() == 6 and network.bias.sum() == 3
+    (line,) = caplog.messages
+    prefix = {
+        "of DDP": "module.",
+        "of compile": "_orig_mod.",
+        "of both": "module._orig_mod.",
+        "of Lightning": "model.",
+    }
+    assert ("names begin with" in line) == (form in prefix) and prefix.get(form, "") in line
+    if form == "of DDP":  # a network of its own whose only part has this name
+        own = nn.ModuleDict({"module": nn.Linear(2, 3)})
+        initialize({"network": own}, path)
+        assert own["module"].weight.sum() == 6
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_shards_with_an_index_are_taken(project: Path, tmp_path: Path, name: str) -> None:
+    from demo.engine.errors import UsageError
+
+    save: Any = save_file if name.endswith("s") else torch.save
+    (tmp_path / "blobs").mkdir()  # as in Hugging Face's cache
+    for number, key in enumerate(("weight", "bias")):
+        save(
+            {key: torch.ones(3, 2)[:, : 2 - number].squeeze(1).contiguous()},
+            tmp_path / f"blobs/{key}",
+        )
+        (tmp_path / f"{key}-{name}").symlink_to(f"blobs/{key}")
+    index = tmp_path / f"{name}.index.json"
+    index.write_text(json.dumps({"weight_map": {k: f"{k}-{name}" for k in ("weight", "bias")}}))
+    for source in (tmp_path, index):
+        initialize({"network": (network := nn.Linear(2, 3))}, source)
+        assert network.weight.sum() == 6 and network.bias.sum() == 3
+    (tmp_path / "blobs/bias").unlink()
+    with pytest.raises(UsageError, match=r"can't read .*bias"):
+        initialize({"network": network}, tmp_path)
+    index.write_text(json.dumps({"weight_map": {"weight": "../weight.safetensors"}}))
+    with pytest.raises(UsageError, match="it names files of other folders"):
+        initialize({"network": network}, tmp_path)
+
+
+def test_what_holds_no_weights_to_read_is_named(project: Path, tmp_path: Path) -> None:
+    from demo.engine.errors import UsageError
+
+    pointer, script = tmp_path / "model.safetensors", tmp_path / "scripted.pt"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 9\n")
+    torch.jit.script(nn.Linear(2, 3)).save(str(script))
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp/.metadata").touch()
+    for source, said in (
+        (pointer, "it is a pointer of Git LFS"),
+        (script, "it is a TorchScript program"),
+        (tmp_path / "dcp", "is a folder of torch.distributed.checkpoint: make one file"),
+    ):
+        with pytest.raises(UsageError, match=said) as raised:
+            initialize({"network": nn.Linear(2, 3)}, source)
+        assert "\n" not in str(raised.value)
 
 
 def test_the_settings_tell_no_secret_and_no_path(

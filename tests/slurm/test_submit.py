@@ -228,7 +228,7 @@ def test_what_a_session_asked_for_does_not_reach_a_job(cluster: Cluster, tmp_pat
 def test_ranks_that_the_environment_names_are_refused(projects: dict[str, Project]) -> None:
     job = projects["srun"].sbatch("slurm/train_cpu.sbatch", *QUICK, RANK="0").wait()
     assert job.state == "FAILED"
-    assert "error: RANK or WORLD_SIZE is set, but srun numbers the ranks" in job.log
+    assert "error: RANK, LOCAL_RANK or WORLD_SIZE is set, but srun numbers the ranks" in job.log
 
 
 def test_an_image_is_not_built_without_apptainer(make_project: MakeProject) -> None:

@@ -10,13 +10,21 @@ import torch
 
 from . import data
 from .engine.checkpoint import Checkpointing
-from .engine.checks import check_datasets, check_loaded, check_same_settings, import_tool
+from .engine.checks import (
+    check_datasets,
+    check_loaded,
+    check_pretrained,
+    check_same_settings,
+    import_tool,
+    rehearsed,
+)
 from .engine.data.seeds import derive, seed_generators
 from .engine.data.steps import Loaded, StepLoader
 from .engine.errors import UsageError
 from .engine.evaluate import Evaluation, Evaluator
 from .engine.filesystem import read_object
 from .engine.hooks import Hooks
+from .engine.inference import described
 from .engine.networks import Networks, digest, named_parameters
 from .engine.position import Position, is_due
 from .engine.ranks.process_group import joined, lost_ranks_explained
@@ -28,6 +36,7 @@ from .engine.run.clock import CLOCK
 from .engine.run.folder import with_run_dir
 from .engine.run.logger import RunLogger
 from .engine.run.logging_setup import set_up_logging
+from .engine.run.media import pixels
 from .engine.run.messages import log_start
 from .engine.run.meters import Meter
 from .engine.run.record import LOSS
@@ -79,8 +88,7 @@ class Trainer:
             meter = import_tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
             self.meter, self.learner_step = meter, meter.counted(learner.train_step)
         self.datasets = check_loaded(data.load(settings))
-        own_weight = type(learner).batch_weight is not Learner.batch_weight
-        weigh = learner.batch_weight if own_weight else None
+        weigh = learner.batch_weight if self._overrides("batch_weight") else None
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)
         self.samples_per_step = settings.batch_size * settings.accumulate * world.size
         check_datasets(self.datasets, self.loader.samples, settings, world)
@@ -106,9 +114,9 @@ class Trainer:
                 end,
             )
             return 0
-        self.evaluator.check(self.datasets.validation)
+        self._check()
         if settings.dry_run:
-            log.info("dry run: a sample was evaluated and predicted; no step was taken")
+            log.info("dry run: samples were evaluated, predicted and drawn; no step was taken")
             return 0
         self.logger = RunLogger(
             settings, world, partial(Trackers, trackers), checkpointing, self.learner.best
@@ -137,6 +145,33 @@ class Trainer:
                 raise
             self.logger.ending = "finished"
         return code
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self.learner), name) is not getattr(Learner, name)
+
+    def _check(self) -> None:
+        """Call what the run needs only at its end, to find mistakes before the first step.
+
+        Only a first start and a dry run draw figures: importing matplotlib takes half a second.
+        """
+        test, (batch, outputs) = self.evaluator.check(self.datasets.validation, self.datasets.test)
+
+        def call() -> None:
+            if self._overrides("describe"):
+                with rehearsed("describe in model.py"):
+                    described(self.learner, outputs, 1)
+            if self._overrides("pretrained"):
+                with rehearsed("pretrained in model.py"):
+                    networks = self.networks.view(self.networks.evaluated)
+                    check_pretrained(self.learner.pretrained(networks))
+            if self.settings.dry_run or not self.position.step:
+                with rehearsed("draw in figures.py"):
+                    from . import figures
+
+                    for figure in figures.draw(test.sums, batch, outputs).values():
+                        pixels(figure)
+
+        self.world.on_main(call)
 
     def _finished_step(self) -> int:
         """Return the step in summary.json if the run ends there with these settings, else 0.
@@ -223,9 +258,10 @@ class Trainer:
         settings, position = self.settings, self.position
         factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
         self.networks.set_learning_rates(factor)
-        seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         measure_norm = is_due(settings.log_every, position.step + 1)
         self.updater.begin(self.loader.padded(loaded), weight, measure_norm)
+        # Last, since reading a spare batch again seeds the generators for each of its samples.
+        seed_generators(derive("step", settings.seed, self.world.rank, position.step))
         self.learner_step(self.updater)
         position.advance(samples)
         self.networks.update_averages(position.step)
@@ -315,6 +351,7 @@ class Trainer:
         self.save()
         self.checkpointing.check_saved("stopped")
         self.hooks.note_written()
+        self.logger.has_lines()
         log.info(
             "stopped at step %d by %s; to resume, run the same command with --run-dir %s",
             self.position.step,
@@ -330,7 +367,8 @@ class Trainer:
         """Evaluate on the test set, and write summary.json and the figures.
 
         Every rank calls this method. Returns the exit code: 0, or 1 on rank 0 if a hook, a figure
-        or the model registry failed. In a sweep it is 0 then too, because the trial has its result.
+        or the model registry failed, or if the file of metrics was removed. In a sweep, it is 0
+        after these failures, too, because the trial has its result.
         """
         step = self.position.step
         CLOCK.switch("ending")
@@ -356,7 +394,7 @@ class Trainer:
                 exc_info=unknown,
             )
             return 0 if "SWEEP_TRIAL" in os.environ else 1
-        return 0
+        return 0 if self.logger.has_lines() else 1
 
     def summary(self, test: Evaluation) -> dict[str, Any]:
         """Return the content of summary.json. Every rank calls this method."""

@@ -329,14 +329,12 @@ def read(path: Path) -> dict[str, Any]:
         UsageError: the file is not a checkpoint, or can't be read.
     """
     with errors_explained(path):
-        with open_regular(path) as file:  # torch would replace an OSError by its own error
-            if weights.is_safetensors(path, file):
-                state: Any = weights.read(path, MOST_VALUES)
-            else:
-                check_archive(file)
-                state = torch.load(file, map_location="cpu", weights_only=True)
-        if count(state) > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES} values")
+        state = read_file(path)
+    return as_checkpoint(state, path)
+
+
+def as_checkpoint(state: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401 - of a file
+    """Return what a file holds as a state with all PARTS; raise UsageError if it is none."""
     if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
         state = {**{part: {} for part in PARTS}, "networks": {"network": state}}
     if not isinstance(state, dict) or not all(isinstance(state.get(x), dict) for x in PARTS):
@@ -344,6 +342,26 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of this version of the project, nor the state_dict of a "
             "network: choose another file, or start a new run"
         )
+    return state
+
+
+def read_file(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    """Return what torch.save or safetensors wrote to a file. Code in the file can't run.
+
+    Raises:
+        Exception: of any class, if the file can't be read.
+    """
+    with open_regular(path) as file:  # torch would replace an OSError by its own error
+        if file.read(24) == b"version https://git-lfs.":
+            raise ValueError("it is a pointer of Git LFS: get the file itself with 'git lfs pull'")
+        file.seek(0)
+        if weights.is_safetensors(path, file):
+            state: Any = weights.read(path, MOST_VALUES)
+        else:
+            check_archive(file)
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    if count(state) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES} values")
     return state
 
 

@@ -1,5 +1,8 @@
 """Checks the return values of model.py and data.py, and that all ranks have the same settings."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -9,6 +12,39 @@ from torch import Tensor
 from .config import Settings
 from .errors import UsageError
 from .ranks.world import World
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def rehearsed(name: str) -> Iterator[None]:
+    """Turn an exception of the user's code into a UsageError, and log its traceback.
+
+    Args:
+        name: of the function and its file.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        log.exception("%s was called with a few samples, before the first step", name)
+        raise UsageError(
+            f"{name} failed with {type(error).__name__}: {error}; correct it now, since it would "
+            "fail after the training, too"
+        ) from None
+
+
+def check_pretrained(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever it returned
+    """Return the objects that `pretrained` returned; raise UsageError if one can't be saved."""
+    parts = value if isinstance(value, tuple) else (value,)
+    for part in parts:
+        if not hasattr(part, "save_pretrained"):
+            raise UsageError(
+                f"pretrained in model.py returned {type(part).__name__}, which has no "
+                "save_pretrained: return a network of transformers, or export to NAME.safetensors"
+            )
+    return parts
 
 
 def import_tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module

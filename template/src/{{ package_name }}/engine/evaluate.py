@@ -54,20 +54,25 @@ class Evaluator:
         self.settings, self.world = settings, world
         self.shapes: dict[str, dict[str, torch.Size]] = {}  # shapes of sums, by split and name
 
-    def check(self, dataset: Dataset) -> None:
+    def check(self, validation: Dataset, test: Dataset) -> tuple[Evaluation, tuple[Any, Any]]:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
+
+        Returns:
+            The evaluation of the test samples; up to 16 of this rank's and their predictions.
 
         Raises:
             UsageError: `best` of the learner is not the name of a validation metric with "min" or
                 "max".
         """
-        found = self._evaluate(dataset, "validation", 0, self.world.size).metrics
-        self.predict(dataset, 1)
+        found = self._evaluate(validation, "validation", 0, self.world.size).metrics
+        self.predict(validation, 1)
         if self.learner.best not in [(name, each) for name in found for each in ("min", "max")]:
             raise UsageError(
                 f"best in model.py is {self.learner.best!r}: it must be a metric of the validation "
                 f'and "min" or "max", and the metrics are {", ".join(found)}'
             )
+        tested = self._evaluate(test, "test", 0, self.world.size)
+        return tested, self.predict(test, min(16, self.settings.test_batch_size))
 
     def evaluate(self, dataset: Dataset, split: str, step: int) -> Evaluation:
         """Return the metrics over a map-style dataset; every rank calls this.

@@ -231,7 +231,7 @@ def moved(values: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
 
 
 def check_archive(file: IO[bytes]) -> None:
-    """Raise ValueError if a file is an archive that unpacks to more than its own size.
+    """Raise ValueError for a TorchScript program, or an archive that unpacks to more than its size.
 
     torch.save does not compress, so such an archive is meant to fill the memory.
     """
@@ -239,6 +239,8 @@ def check_archive(file: IO[bytes]) -> None:
         size = file.seek(0, os.SEEK_END)
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(each.file_size for each in archive.infolist())
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise ValueError("it is a TorchScript program: save its state_dict with torch.save")
         if unpacked > size:
             raise ValueError(f"its {size} bytes unpack to {unpacked}")
     file.seek(0)

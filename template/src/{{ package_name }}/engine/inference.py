@@ -1,12 +1,13 @@
 """Loads a trained network for predictions. Use it through `Model.load(RUN_DIR)` (learner.py)."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from . import checkpoint_files, nested
@@ -63,6 +64,35 @@ class Trained:
         """Return the first samples of a map-style dataset as a batch."""
         samples = min(samples, len(dataset))  # type: ignore[arg-type]
         return next(evaluation_batches(dataset, range(samples), samples, 0))
+
+
+def described(learner: Any, predictions: Any, samples: int) -> list[str]:  # noqa: ANN401
+    """Return the result of the learner's `describe` for each sample as JSON.
+
+    Args:
+        learner: a `Learner` of learner.py.
+        predictions: the result of its `predict` for a batch.
+        samples: number of samples in the batch.
+
+    Raises:
+        UsageError: `predict` did not return a row for each sample, or JSON can't represent the
+            result of `describe`.
+    """
+    try:
+        parts = list(nested.split_samples(predictions, samples))
+    except IndexError:
+        raise UsageError(
+            f"predict in model.py returned no row for each of {samples} samples: return "
+            "tensors whose first dimension is the batch"
+        ) from None
+    found = [learner.describe(each) for each in parts]
+    try:
+        return [json.dumps(each, default=Tensor.tolist) for each in found]
+    except TypeError as error:
+        raise UsageError(
+            f"describe in model.py returned what JSON can't hold ({error}): return "
+            "numbers, texts, tensors, lists or dictionaries"
+        ) from None
 
 
 def load(

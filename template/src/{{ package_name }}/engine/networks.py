@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from . import weights
-from .checkpoint_files import find, load
+from . import foreign, weights
 from .config import Settings
 from .errors import UsageError
 from .ranks.dtensor import full_tensor, local_part
@@ -241,9 +240,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
 
     Args:
         modules: the networks.
-        source: a path to one of these: a run folder, of which the best checkpoint is used; a
-            checkpoint; a state_dict in a file of torch.save or of safetensors; a folder with a
-            state_dict in model.safetensors.
+        source: a path that `foreign.read_weights` takes.
         partial: whether to load only the tensors whose names, shapes and kinds of dtype fit.
 
     Raises:
@@ -254,10 +251,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
             f"init_from is {source}, but there is no such file or folder: give a run folder, a "
             "step-*.pt file, or a state_dict in a .pt or .safetensors file"
         )
-    inside = Path(source) / "model.safetensors"  # save_pretrained of transformers writes this name
-    path = find(inside if os.path.exists(inside) else Path(source))
-    state = load(path)
-    states = state["averages"] or state["networks"]
+    path, states = foreign.read_weights(Path(source))
     if len(states) == len(modules) == 1:
         states = dict(zip(modules, states.values(), strict=True))
     elif len(states) == 1:  # one file with the state_dict of several networks
@@ -265,7 +259,8 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
     taken = 0
     for name, module in modules.items():
         mine = module.state_dict()
-        theirs = weights.with_tied(states.get(name, {}), mine)
+        theirs, lost = foreign.unwrapped(states.get(name, {}), mine)
+        theirs = weights.with_tied(theirs, mine)
         fitting = {k: v for k, v in theirs.items() if k in mine and _fits(mine[k], v)}
         misfits = ", ".join(key for key in {**mine, **theirs} if key not in fitting)
         if misfits and not partial:
@@ -276,6 +271,7 @@ def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> 
         module.load_state_dict(fitting, strict=False)
         taken += len(fitting)
         found = f"{len(fitting)} of {len(mine)} tensors{misfits and f', without {misfits}'}"
+        found += f", whose names begin with {''.join(lost)} there" if lost else ""
         log.info("%s starts from %s: %s", name, path, found)
     if not taken:
         raise UsageError(f"init_from {path} has no tensor that fits model.py: choose another file")

@@ -17,7 +17,7 @@ import tyro
 
 from .. import data
 from ..engine import weights
-from ..engine.checks import check_data_dir
+from ..engine.checks import check_data_dir, check_pretrained
 from ..engine.config import PATHS, read_flags
 from ..engine.errors import UsageError
 from ..engine.filesystem import read_object, remove
@@ -135,15 +135,7 @@ def _is_path(value: object) -> bool:
 
 def _write_folder(trained: Trained, flags: Flags) -> None:
     """Write a new folder with the method `save_pretrained` of what `pretrained` returns."""
-    found = trained.learner.pretrained(trained.networks)
-    parts = found if isinstance(found, tuple) else (found,)
-    for part in parts:
-        if not hasattr(part, "save_pretrained"):
-            raise UsageError(
-                f"{flags.output} would be a folder, but {type(part).__name__} has no "
-                "save_pretrained: let the method pretrained(networks) in model.py return a network "
-                "of transformers, or end --output in .safetensors"
-            )
+    parts = check_pretrained(trained.learner.pretrained(trained.networks))
     with _errors_explained(flags.output), _aside(flags.output) as unfinished:
         for part in parts:
             part.save_pretrained(unfinished)

@@ -1,20 +1,17 @@
 """Writes the predictions for a whole dataset to a file: `python -m <package> predict RUN_DIR`."""
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..engine import nested
 from ..engine.config import read_flags
 from ..engine.data.batches import evaluation_batches
 from ..engine.data.seeds import derive, seed_generators
 from ..engine.errors import UsageError
 from ..engine.filesystem import write_atomically
-from ..engine.inference import Trained
+from ..engine.inference import Trained, described
 from ..engine.ranks.world import World
 from . import program, trained_network
 
@@ -71,23 +68,8 @@ def predictions(
     for start in range(0, len(range(0, length, world.size)), batch_size):
         rows: list[bytes] = []
         if samples := len(mine[start : start + batch_size]):
-            found = trained.predict(next(batches))
-            try:
-                parts = list(nested.split_samples(found, samples))
-            except IndexError:
-                raise UsageError(
-                    f"predict in model.py returned no row for each of {samples} samples: return "
-                    "tensors whose first dimension is the batch"
-                ) from None
-            described = [trained.learner.describe(each) for each in parts]
-            try:
-                text = [json.dumps(each, default=Tensor.tolist) for each in described]
-            except TypeError as error:
-                raise UsageError(
-                    f"describe in model.py returned what JSON can't hold ({error}): return "
-                    "numbers, texts, tensors, lists or dictionaries"
-                ) from None
-            rows = [f"{line}\n".encode() for line in text]
+            lines = described(trained.learner, trained.predict(next(batches)), samples)
+            rows = [f"{line}\n".encode() for line in lines]
         gathered = world.gather(rows)
         if world.is_main:
             for turn in range(batch_size):

@@ -1,10 +1,10 @@
 """Batches of a map-style dataset: which rank reads which samples, with which random numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, Sampler, Subset
 
 from ..errors import UsageError
 from .seeds import derive, seed_generators
@@ -67,14 +67,47 @@ class SeededSamples(Dataset):
         """Return the samples with these keys, which are all of one epoch."""
         seed = derive("sample", self.seed, keys[0][0])
         indices = [index for _, index in keys]
-        if read := getattr(self.dataset, "__getitems__", None):
+        if hasattr(unwrapped(self.dataset), "__getitems__"):
             seed_generators(seed + indices[0])
-            return read(indices)
+            return self.dataset.__getitems__(indices)  # type: ignore[attr-defined]
         samples = []
         for index in indices:
             seed_generators(seed + index)
             samples.append(self.dataset[index])
         return samples
+
+
+def unwrapped(dataset: Dataset) -> Dataset:
+    """Return the dataset inside a Subset of torch, such as one of `random_split`.
+
+    A Subset reads its samples with the methods of that dataset.
+    """
+    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        dataset = dataset.dataset
+    return dataset
+
+
+def collate_of(dataset: Dataset) -> Callable[[Any], Any] | None:
+    """Return the method `collate` of a map-style dataset, or of the dataset that it wraps.
+
+    The batches of a ConcatDataset are lists of samples. A `collate` for what `__getitems__` returns
+    does not fit them.
+
+    Raises:
+        UsageError: the parts of a ConcatDataset have different methods.
+    """
+    inner = unwrapped(dataset)
+    collate = getattr(dataset, "collate", getattr(inner, "collate", None))
+    parts = inner.datasets if isinstance(inner, ConcatDataset) else []
+    if collate or any(hasattr(unwrapped(each), "__getitems__") for each in parts):
+        return collate
+    found = {getattr(each, "__func__", each): each for each in map(collate_of, parts)}
+    if len(found) > 1:
+        raise UsageError(
+            "the parts of a ConcatDataset of data.py have different `collate`: set the attribute "
+            "`collate` of the ConcatDataset"
+        )
+    return next(iter(found.values()), None)
 
 
 def evaluation_batches(
@@ -88,6 +121,6 @@ def evaluation_batches(
         dataset,
         batch_sampler=BatchSampler(indices, batch_size, drop_last=False),
         **loading_workers(workers),
-        collate_fn=getattr(dataset, "collate", None),
+        collate_fn=collate_of(dataset),
     )
     return started(loader, dataset)

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..ranks.world import World
 from ..run.clock import CLOCK
 from ..run.record import RECORDER
-from .batches import EpochSampler, SeededSamples
+from .batches import EpochSampler, SeededSamples, collate_of
 from .stream import SKIPPED, ShardStream
 from .workers import loading_workers, started
 
@@ -64,12 +64,12 @@ class StepLoader:
         self.workers: int = options["num_workers"]
         # Without its own generator, DataLoader would draw a number from the global one each epoch.
         options |= {"pin_memory": world.device.type == "cuda", "generator": torch.Generator()}
-        collate = getattr(dataset, "collate", None)
         if isinstance(dataset, ShardStream):
             dataset.assign(world.rank, world.size, settings.seed)
             self.samples = dataset.length
-            collate = partial(_counted, collate or default_collate)
-            self.loader = DataLoader(dataset, settings.batch_size, collate_fn=collate, **options)
+            collate = getattr(dataset, "collate", default_collate)
+            counted = partial(_counted, collate)
+            self.loader = DataLoader(dataset, settings.batch_size, collate_fn=counted, **options)
         elif isinstance(dataset, IterableDataset):
             raise UsageError(
                 f"the training set is a {type(dataset).__name__}, an iterable dataset that ranks "
@@ -81,8 +81,8 @@ class StepLoader:
                 self.samples, settings.batch_size, world.rank, world.size, settings.seed
             )
             options |= {"batch_sampler": self.sampler, "persistent_workers": self.workers > 0}
-            dataset = SeededSamples(dataset, settings.seed)
-            self.loader = DataLoader(dataset, collate_fn=collate, **options)
+            options["collate_fn"] = collate_of(dataset)
+            self.loader = DataLoader(SeededSamples(dataset, settings.seed), **options)
 
     def epoch(self, epoch: int, consumed: int, epoch_steps: int) -> Iterator[list[Loaded]]:
         """Yield the batches of each remaining step of an epoch, and then empty lists.

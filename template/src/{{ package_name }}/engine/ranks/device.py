@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import UsageError
+from . import driver
 from .environment import Ranks
 
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
@@ -22,7 +23,8 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
         ranks: the rank of this process.
 
     Raises:
-        UsageError: the device is not available, or the node has fewer GPUs than ranks.
+        UsageError: the device is not available, its driver is too old for torch, or the node has
+            fewer GPUs than ranks.
     """
     mps = torch.backends.mps.is_available() and ranks.size == 1
     if wanted == "auto":
@@ -38,6 +40,8 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     gpus = torch.get_device_module(wanted)
     visible = gpus.device_count() if gpus.is_available() else 0
     here = f"rank {ranks.rank} on {socket.gethostname()}"
+    if not visible and (old := driver.too_old(torch.version.cuda)):
+        raise UsageError(f"{here} can't use a GPU: {old}")
     if not visible:
         names = [f"{name}={os.environ[name]}" for name in VISIBLE_DEVICES if name in os.environ]
         raise UsageError(
@@ -71,6 +75,16 @@ def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> 
             f"strategy fsdp on GPUs needs backend {own}: use --backend auto, or --strategy ddp"
         )
     return own if wanted == "auto" else wanted
+
+
+def bound_device(device: torch.device, backend: str) -> torch.device | None:
+    """Return the `device_id` for `init_process_group`.
+
+    From PyTorch 2.15 on, NCCL connects there. Without `device_id`, it takes the GPU with the number
+    that LOCAL_RANK or the rank suggests, not the current one. In older versions, the option makes
+    NCCL connect at once, and hangs with some of them (https://github.com/pytorch/pytorch/issues/153960).
+    """
+    return device if backend == "nccl" and torch.__version__ >= (2, 15) else None
 
 
 def gpu_properties(device: torch.device) -> object:

@@ -1,5 +1,6 @@
 """Starts the process group of all ranks, and explains errors that a lost rank causes."""
 
+import json
 import os
 import re
 import socket
@@ -15,13 +16,16 @@ import torch.distributed as dist
 from ..config import Settings
 from ..errors import LostRankError, UsageError
 from ..run.clock import CLOCK
-from .device import check_shared_gpus, choose_backend, choose_device, gpu_id
+from .device import bound_device, check_shared_gpus, choose_backend, choose_device, gpu_id
 from .environment import Ranks, rendezvous_address
 from .meeting import join_store, meeting, wait_for_all
+from .signals import default_signals
 from .world import World
 
 LOST = re.compile("gloo/transport|peer|Application timeout")
 """Matches Gloo's errors about a rank that is gone or does not answer. They have no own class."""
+MISUSED = re.compile("ncclInvalid(Usage|Argument)")
+"""Matches errors of NCCL that are not about another rank."""
 
 
 @contextmanager
@@ -69,10 +73,10 @@ def be_deterministic() -> None:
 def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) -> World:
     """Start the default process group and the control group.
 
-    NCCL itself connects later, at the first collective operation.
+    Before PyTorch 2.15, NCCL itself connects later, at the first collective operation.
 
     Raises:
-        UsageError: the ranks can't meet, or some are missing.
+        UsageError: the ranks can't meet, some are missing, or two of them have the same GPU.
         LostRankError: another rank left, perhaps because the job was stopped.
     """
     with suppress(ImportError, OSError, ValueError):  # Windows has no limits; macOS may refuse
@@ -82,45 +86,67 @@ def _meet(ranks: Ranks, device: torch.device, backend: str, settings: Settings) 
         # 1,024 open files is too low.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    address = rendezvous_address(os.environ)
+    who, address = f"rank {ranks.rank}", rendezvous_address(os.environ)
     meet = timedelta(seconds=settings.meet_timeout)
     timeout = timedelta(seconds=settings.timeout)
-    with meeting(f"rank {ranks.rank}", address):
+    with meeting(who, address):
         if ranks.launcher == "srun":
             store: dist.Store = join_store(ranks, address, meet)
         else:  # torchrun already serves a store
             store, *_ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=meet))
         wait_for_all(store, ranks, meet)
-        store.set_timeout(timeout)  # from here on, ranks wait for each other's work
-        kinds = f"cpu:gloo,{device.type}:{backend}"  # for `offload`: tensors are on the CPU, too
+        here = socket.gethostname()
+        mine = here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)
+        store.set(f"meeting/facts/{ranks.rank}", json.dumps(mine))
+        met = store.multi_get([f"meeting/facts/{rank}" for rank in range(ranks.size)])
+    hosts, gpus, nodes = zip(*map(json.loads, met), strict=True)
+    if backend != "gloo":
+        check_shared_gpus(list(zip(hosts, gpus, strict=True)))
+    store.set_timeout(timeout)  # from here on, ranks wait for each other's work
+    kinds = f"cpu:gloo,{device.type}:{backend}"  # for `offload`: tensors are on the CPU, too
+    with meeting(who, address) if backend == "gloo" else default_signals():
         dist.init_process_group(
             kinds if settings.offload and device.type != "cpu" else backend,
             rank=ranks.rank,
             world_size=ranks.size,
             store=store,
             timeout=timeout,
+            device_id=bound_device(device, backend),
         )
+    with meeting(who, address):
         control: Any = dist.new_group(backend="gloo", timeout=timeout)
-    world = World(**vars(ranks), device=device, backend=backend, hostnames=(), control=control)
-    here = socket.gethostname()
-    met = world.gather((here, gpu_id(device), os.environ.get("SLURMD_NODENAME", here)))
-    hosts, gpus, nodes = zip(*met, strict=True)
-    if backend != "gloo":
-        check_shared_gpus(list(zip(hosts, gpus, strict=True)))
-    return replace(world, hostnames=hosts, nodes=nodes)
+    return World(
+        **vars(ranks),
+        device=device,
+        backend=backend,
+        hostnames=hosts,
+        nodes=nodes,
+        control=control,
+        store=store,
+    )
 
 
 @contextmanager
 def lost_ranks_explained(rank: int) -> Iterator[None]:
-    """Turn errors that a lost rank causes into a LostRankError with a message of one line."""
+    """Turn errors that a lost rank causes into a LostRankError with a message of one line.
+
+    Raises:
+        UsageError: the error is one of NCCL that does not come from a lost rank.
+    """
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
             raise
         why = " ".join(str(error).split()).partition(" This is typically ")[0]  # cuts Gloo's advice
+        here = f"rank {rank} on {socket.gethostname()}"
+        if MISUSED.search(why):
+            raise UsageError(
+                f"{here} can't use NCCL ({why}): correct the variables of NCCL that are set; "
+                "NCCL_DEBUG=INFO in slurm/site.sh makes it say what it does"
+            ) from None
         raise LostRankError(
-            f"rank {rank} on {socket.gethostname()} lost another rank ({why}): see the last log "
+            f"{here} lost another rank ({why}): see the last log "
             "lines of that rank; if it has none, perhaps its memory ran out; if it was slow, raise "
             "--timeout"
         ) from None

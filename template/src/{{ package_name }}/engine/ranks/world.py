@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class World:
         control: None with a single process.
         nodes: Slurm's name of each rank's node.
         mesh: the DeviceMesh of FSDP, None until it is made.
+        store: the key-value store at which the ranks met.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class World:
     control: dist.ProcessGroup | None
     nodes: tuple[str, ...] = ()
     mesh: Any = None
+    store: dist.Store | None = None
 
     @classmethod
     def alone(cls) -> "World":
@@ -93,7 +96,12 @@ class World:
     def leave(self) -> None:
         """Leave the process group after all ranks have called this."""
         if self.size > 1:
-            # Rank 0 may still write files, and the launcher stops all ranks when one has left.
+            # Rank 0 may still write files, and the launcher stops all ranks when one has left. Its
+            # figures, hooks and trackers may take longer than the timeout of the barrier.
+            if self.store and self.is_main:
+                self.store.set("rank 0 is done", "")
+            elif self.store:
+                self.store.wait(["rank 0 is done"], timedelta(days=1))
             dist.barrier(self.control)
             # Gloo's threads free Python tensors. If they do so while the interpreter shuts down,
             # the process aborts. The threads end with the last reference to the group.

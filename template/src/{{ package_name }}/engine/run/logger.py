@@ -204,6 +204,17 @@ class RunLogger:
                 if tensor is not None:
                     self.log_histogram(f"{what}/{name}", full_tensor(tensor.detach()), step)
 
+    def has_lines(self) -> bool:
+        """Return whether the run folder still has the file of metrics; if not, log an error."""
+        kept = not self.active or self.lines.is_in_place()
+        if not kept:
+            log.error(
+                "%s was removed or replaced while the run went on: the metrics so far are only in "
+                "the output of the job and in the trackers",
+                self.lines.file.name,
+            )
+        return kept
+
     def flush(self) -> None:
         """Flush the trackers, and write all lines of metrics.jsonl to the disk.
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,12 @@ class JsonLines:
             self.file.flush()
         except OSError as error:
             log.error("can't write %s (%s); training goes on", self.file.name, error.strerror)
+
+    def is_in_place(self) -> bool:
+        """Return whether the file still has its name."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.file.name), os.fstat(self.file.fileno()))
+        return False
 
     def sync(self) -> None:
         """Write all lines to the disk; any thread may call this.
