@@ -66,17 +66,32 @@ take_snapshot() {
 }
 
 # Sets CODE_DIR to the snapshot that this job runs. The first start of the job makes the snapshot, unless
-# slurm/submit.sh has made it.
+# slurm/submit.sh has made it. RUN_ORIGIN names the job for all time: its cluster, number and first time
+# of submission. A later job, or one of another cluster, may have the same number.
 find_code() {
-    local link=logs/code-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+    local facts pause found
     unset CODE_DIR
-    if [[ ! -L $link ]]; then
-        wants_snapshot || return 0
-        take_snapshot
+    for pause in 0 5 30; do # the controller may be too busy to answer
+        sleep "$pause"
+        ! facts=$(SLURM_TIME_FORMAT=%s scontrol show job "$SLURM_JOB_ID") || break
+    done
+    [[ $facts =~ SubmitTime=([0-9]+) ]] || fail "Slurm does not say when job $SLURM_JOB_ID was submitted, see above: submit it again"
+    # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.
+    [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
+    [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+    RUN_ORIGIN=${SLURM_CLUSTER_NAME:-slurm}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+    # A requeue is a new submission of the job.
+    found=$(printf '%s\n' "logs/code-$RUN_ORIGIN"-* | sort -V | tail -n 1)
+    [[ -n ${SLURM_RESTART_COUNT:-} && -L $found ]] || found=logs/code-$RUN_ORIGIN-${BASH_REMATCH[1]}
+    export RUN_ORIGIN=${found#logs/code-}
+    if [[ ! -L $found ]]; then
+        snapshot=
+        ! wants_snapshot || take_snapshot
         # If another task of the array was faster, this task runs the code of that one.
-        ln -s "../.snapshots/$snapshot" "$link" 2>/dev/null
+        ln -s "../${snapshot:+.snapshots/$snapshot}" "$found" 2>/dev/null
     fi
-    CODE_DIR=$PWD/.snapshots/$(basename "$(readlink "$link")")
-    export CODE_DIR
+    found=$(readlink "$found")
+    [[ $found != ../ ]] || return 0
+    export CODE_DIR=$PWD/.snapshots/${found##*/}
     [[ -d $CODE_DIR ]] || fail "$CODE_DIR, the code of this job, is gone: submit the job again"
 }
