@@ -66,8 +66,8 @@ take_snapshot() {
 }
 
 # Sets CODE_DIR to the snapshot that this job runs. The first start of the job makes the snapshot, unless
-# slurm/submit.sh has made it. RUN_ORIGIN names the job for all time: its cluster, number and first time
-# of submission. A later job, or one of another cluster, may have the same number.
+# slurm/submit.sh has made it. Sets `origin` to what names the job for all time: its cluster, number and
+# first time of submission. A later job, or one of another cluster, may have the same number.
 find_code() {
     local facts pause found
     unset CODE_DIR
@@ -77,13 +77,14 @@ find_code() {
     done
     [[ $facts =~ SubmitTime=([0-9]+) ]] || fail "Slurm does not say when job $SLURM_JOB_ID was submitted, see above: submit it again"
     # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.
-    [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
+    [[ $facts == *ArrayJobId=* ]] || unset SLURM_ARRAY_{JOB_ID,TASK_{ID,COUNT,MAX,MIN,STEP}}
     [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
-    RUN_ORIGIN=${SLURM_CLUSTER_NAME:-slurm}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+    [[ $facts != *HetJobId=* ]] || fail "this is a heterogeneous job, and all ranks would be in its first part: submit it without ':' and hetjob"
+    origin=${SLURM_CLUSTER_NAME:-slurm}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
     # A requeue is a new submission of the job.
-    found=$(printf '%s\n' "logs/code-$RUN_ORIGIN"-* | sort -V | tail -n 1)
-    [[ -n ${SLURM_RESTART_COUNT:-} && -L $found ]] || found=logs/code-$RUN_ORIGIN-${BASH_REMATCH[1]}
-    export RUN_ORIGIN=${found#logs/code-}
+    found=$(printf '%s\n' "logs/code-$origin"-* | sort -V | tail -n 1)
+    [[ -n ${SLURM_RESTART_COUNT:-} && -L $found ]] || found=logs/code-$origin-${BASH_REMATCH[1]}
+    origin=${found#logs/code-}
     if [[ ! -L $found ]]; then
         snapshot=
         ! wants_snapshot || take_snapshot

@@ -234,7 +234,7 @@ def test_the_number_of_an_earlier_job_is_not_its_run(make_project: MakeProject) 
         assert other.id == waits.id and other.summary["global_step"] == 2
     assert sorted(path.name for path in runs.iterdir()) == ["1", run.name, other.id]
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["global_step"] == STEPS and 0 < summary["resumed_from_step"]
+    assert summary["global_step"] == STEPS and summary["resumed_from_step"] > 0
     codes = [next((runs / name / "code").iterdir()).name for name in ("1", run.name, other.id)]
     assert codes[0] != codes[1] == codes[2]
 
