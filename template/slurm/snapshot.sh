@@ -2,6 +2,12 @@
 # source this file.
 # shellcheck shell=bash
 
+# Functions of the user's shell may stand in for commands, such as a `cd` that lists its folder.
+unset CDPATH
+for name in $(compgen -A function); do
+    [[ $name == module ]] || ! { type -P "$name" || compgen -b "$name"; } >/dev/null || unset -f "$name"
+done
+
 # Succeeds unless CODE_SNAPSHOT is 0, in the environment or in slurm/site.sh: jobs then run the code of
 # the folder.
 wants_snapshot() {
@@ -55,7 +61,7 @@ take_snapshot() {
     said=$({ mkdir -p "$new/git" && list_code | xargs -0 cp -rpL --parents -t "$new"; } 2>&1) ||
         refuse "$new" "$said"
     (describe_code "$new/git") 2>/dev/null || rm -r "$new/git" # no git, or no commit
-    snapshot=$(cd "$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
+    snapshot=$(cd "./$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
     snapshot=${snapshot:0:12}
     # Each run folder gets this archive. It leaves out slurm/site.sh, which may have a key.
     said=$({ tar -czf "$new.tar.gz" -C "$new" --exclude=./slurm/site.sh --exclude=./git . && mv "$new.tar.gz" "$new/code.tar.gz"; } 2>&1) ||

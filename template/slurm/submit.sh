@@ -3,7 +3,8 @@
 # N jobs that continue one run, one after another.
 #   bash slurm/submit.sh N SCRIPT [OPTION OF SBATCH]... -- [ARGUMENT OF THE SCRIPT]...
 set -eo pipefail
-cd "${BASH_SOURCE[0]%/*}/.."
+unset CDPATH
+builtin cd "${BASH_SOURCE[0]%/*}/.."
 
 fail() {
     echo "error: $*" >&2
