@@ -2,6 +2,16 @@
 # source this file.
 # shellcheck shell=bash
 
+# Functions of the user's shell may stand in for commands, such as a `cd` that lists its folder.
+unset CDPATH
+for name in $(compgen -A function); do
+    [[ $name == module ]] || ! { type -P "$name" || compgen -b "$name"; } >/dev/null || unset -f "$name"
+done
+# Users filter and format with variables what Slurm's commands print.
+for name in squeue scontrol scancel sinfo; do
+    eval "$name() (unset \${!SQUEUE_@} \${!SCONTROL_@} \${!SCANCEL_@} \${!SINFO_@}; command $name \"\$@\")"
+done
+
 # Succeeds unless CODE_SNAPSHOT is 0, in the environment or in slurm/site.sh: jobs then run the code of
 # the folder.
 wants_snapshot() {
@@ -55,7 +65,7 @@ take_snapshot() {
     said=$({ mkdir -p "$new/git" && list_code | xargs -0 cp -rpL --parents -t "$new"; } 2>&1) ||
         refuse "$new" "$said"
     (describe_code "$new/git") 2>/dev/null || rm -r "$new/git" # no git, or no commit
-    snapshot=$(cd "$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
+    snapshot=$(cd "./$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
     snapshot=${snapshot:0:12}
     # Each run folder gets this archive. It leaves out slurm/site.sh, which may have a key.
     said=$({ tar -czf "$new.tar.gz" -C "$new" --exclude=./slurm/site.sh --exclude=./git . && mv "$new.tar.gz" "$new/code.tar.gz"; } 2>&1) ||
@@ -66,17 +76,33 @@ take_snapshot() {
 }
 
 # Sets CODE_DIR to the snapshot that this job runs. The first start of the job makes the snapshot, unless
-# slurm/submit.sh has made it.
+# slurm/submit.sh has made it. Sets `origin` to what names the job for all time: its cluster, number and
+# first time of submission. A later job, or one of another cluster, may have the same number.
 find_code() {
-    local link=logs/code-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+    local facts pause found
     unset CODE_DIR
-    if [[ ! -L $link ]]; then
-        wants_snapshot || return 0
-        take_snapshot
+    for pause in 0 5 30; do # the controller may be too busy to answer
+        sleep "$pause"
+        ! facts=$(SLURM_TIME_FORMAT=%s scontrol show job "$SLURM_JOB_ID") || break
+    done
+    [[ $facts =~ SubmitTime=([0-9]+) ]] || fail "Slurm does not say when job $SLURM_JOB_ID was submitted, see above: submit it again"
+    # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.
+    [[ $facts == *ArrayJobId=* ]] || unset SLURM_ARRAY_{JOB_ID,TASK_{ID,COUNT,MAX,MIN,STEP}}
+    [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
+    [[ $facts != *HetJobId=* ]] || fail "this is a heterogeneous job, and all ranks would be in its first part: submit it without ':' and hetjob"
+    origin=${SLURM_CLUSTER_NAME:-slurm}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
+    # A requeue is a new submission of the job.
+    found=$(printf '%s\n' "logs/code-$origin"-* | sort -V | tail -n 1)
+    [[ -n ${SLURM_RESTART_COUNT:-} && -L $found ]] || found=logs/code-$origin-${BASH_REMATCH[1]}
+    origin=${found#logs/code-}
+    if [[ ! -L $found ]]; then
+        snapshot=
+        ! wants_snapshot || take_snapshot
         # If another task of the array was faster, this task runs the code of that one.
-        ln -s "../.snapshots/$snapshot" "$link" 2>/dev/null
+        ln -s "../${snapshot:+.snapshots/$snapshot}" "$found" 2>/dev/null
     fi
-    CODE_DIR=$PWD/.snapshots/$(basename "$(readlink "$link")")
-    export CODE_DIR
+    found=$(readlink "$found")
+    [[ $found != ../ ]] || return 0
+    export CODE_DIR=$PWD/.snapshots/${found##*/}
     [[ -d $CODE_DIR ]] || fail "$CODE_DIR, the code of this job, is gone: submit the job again"
 }

@@ -199,7 +199,7 @@ def test_requeue_is_recorded_as_before_it_had_a_third_choice(
 ) -> None:
     files = render({"requeue": given})
     assert f"\nrequeue: {recorded}\n" in files[".copier-answers.yml"]
-    assert ("slurm/task_epilog.sh" in files) == (recorded != "false")
+    assert ("slurm/guard.sh" in files) == (recorded != "false")
 
 
 def test_computed_values_cannot_be_set(render: Renderer) -> None:

@@ -9,12 +9,16 @@ from renderer import Renderer
 from test_scripts import ONE_NODE, Submission, refused, submission
 
 SLURM = {
-    "sbatch": """echo "$@" >>sbatch.args
+    "sbatch": """[[ $* != *--test-only* ]] || exit 0
+echo "$@" >>sbatch.args
 ((${LIMIT:-9} >= $(wc -l <sbatch.args))) || { echo "sbatch: error: QOSMaxSubmit" >&2; exit 1; }
 echo "$((10 + $(wc -l <sbatch.args)));cluster\"""",
     "scancel": 'echo "$@" >>scancel.args',
-    "scontrol": 'echo "$@" >>scontrol.args; [[ $1 != release || -z ${BUSY:-} ]]',
+    "scontrol": """[[ $1 != show ]] || { echo "JobId=$3 SubmitTime=1700000000"; exit; }
+echo "${SLURM_CLUSTERS:-} $@" >>scontrol.args
+[[ -z ${BUSY:-} ]]""",
 }
+WHEN = "1700000000"  # every job was submitted
 
 
 @pytest.fixture
@@ -60,7 +64,10 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
         (root / "src/demo" / name).parent.mkdir(exist_ok=True)
         (root / "src/demo" / name).write_text("new")
     code = code_of(project, "1", SRUN_EXIT="75")
-    assert code.parent == root / ".snapshots" and (root / "logs/code-1").resolve() == code
+    assert (
+        code.parent == root / ".snapshots"
+        and (root / f"logs/code-slurm-1-{WHEN}").resolve() == code
+    )
     assert (code / "src/demo/a\nb.py").exists() and (code / "slurm/site.sh").exists()
     assert not (code / "src/demo/linked.py").is_symlink()
     absent = ["figures.py", "gone.py", "__pycache__", *(["large.bin"] * repository)]
@@ -79,7 +86,7 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
     (root / "src/demo/model.py").write_text("edited")
     (root / "slurm/site.sh").write_text("exit 9\n")
     (root / "slurm/common.sh").write_text(
-        (root / "slurm/common.sh").read_text().replace("${1:-} == 1", "${1:-} == 2")
+        (root / "slurm/common.sh").read_text().replace("${1:-} == 3", "${1:-} == 4")
     )
     assert code_of(project, "1", SLURM_RESTART_COUNT="1") == code
     assert not list(root.glob("logs/code-*")), "another job may get the number later"
@@ -117,7 +124,7 @@ def test_code_that_cannot_be_kept_is_named(project: Submission, trouble: str, wo
         with (root / "src/demo/weights.pt").open("wb") as file:
             file.truncate(60 * 2**20)
     elif trouble == "gone":
-        (root / "logs/code-123456").symlink_to("../.snapshots/0123")
+        (root / f"logs/code-slurm-123456-{WHEN}").symlink_to("../.snapshots/0123")
     elif trouble == "disk":
         (root / ".snapshots").write_text("no folder")
     env = {"CODE_SNAPSHOT": "yes"} if trouble == "value" else {}
@@ -148,26 +155,36 @@ def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
     assert done.stdout.startswith(first), done.stderr
     assert project.noted("sbatch.args") == [
         f"--parsable --time=1:00:00 --qos=a {wait} slurm/train_cpu.sbatch {flags}"
-        for wait in ("--hold", "--dependency=afterany:11", "--dependency=afterany:12")
+        for wait in (
+            "--hold",
+            "--clusters=cluster --dependency=afterany:11",
+            "--clusters=cluster --clusters=cluster --dependency=afterany:11:12",
+        )
     ]
-    assert project.noted("scontrol.args") == ["release 11"]
+    assert project.noted("scontrol.args") == ["cluster release 11"]
     for job in ("11", "12", "13"):
-        assert (project.root / f"logs/code-{job}").resolve() == snapshot
-        assert (project.root / f"logs/chain-{job}").read_text() == "11 12 13\n"
+        assert (project.root / f"logs/code-cluster-{job}-{WHEN}").resolve() == snapshot
+        chain = (project.root / f"logs/chain-cluster-{job}-{WHEN}").read_text()
+        assert chain == f"cluster-11-{WHEN} 11 12 13\n"
     done = make(project, "submit", "SCRIPT=slurm/train_cpu.sbatch", CODE_SNAPSHOT="0")
-    assert done.stdout == "submitted 14\n" and not list(project.root.glob("logs/*-14"))
+    assert done.stdout == "submitted 14\n"
+    assert (project.root / f"logs/code-cluster-14-{WHEN}").resolve() == project.root
 
 
 @pytest.mark.parametrize(
     ("status", "ends"), [("0", True), ("1", True), ("75", False), ("137", False)]
 )
 def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, ends: bool) -> None:
-    (project.root / "logs/chain-123456").write_text("123455 123456 123457\n")
+    logs, jobs = project.root / "logs", ("123455", "123456", "123457")
+    for job in jobs:
+        (logs / f"chain-slurm-{job}-{WHEN}").write_text(f"slurm-123455-1 {' '.join(jobs)}\n")
     code, log = project.run("train_single_node", **ONE_NODE, SRUN_EXIT=status)
     assert code == int(status) and "CHAIN_JOB_ID=123455" in project.noted("srun.env"), log
     cancelled = project.noted("scancel.args")
     assert ("the chain ends here: cancelled 123457" in log) == ends
     assert cancelled == ["--quiet --state=PENDING 123457"] * ends
+    assert "RUN_ORIGIN=slurm-123455-1" in project.noted("srun.env")
+    assert (not list(logs.glob("chain-*"))) == ends
 
 
 @pytest.mark.parametrize(
@@ -178,13 +195,11 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
         (("SCRIPT=",), "name a batch script, such as SCRIPT=slurm/train_"),
         (("SCRIPT=slurm/none.sbatch",), "slurm/none.sbatch is not a batch script: it does not"),
         (("SCRIPT=Makefile",), "Makefile is not a batch script"),
-        (("SBATCH=--array=0-3",), "a chain is one run, and each task of an array has its own"),
         (
             ("LIMIT=1",),
-            "sbatch refuses slurm/train_cpu.sbatch, see its output above: no job is left",
+            "sbatch submits no slurm/train_cpu.sbatch, see its output above: no job is left",
         ),
         (("BUSY=yes",), "Slurm does not let job 11 start, see its output above: no job is left"),
-        (("SBATCH=--qos=a --wait",), "--wait is for sbatch itself: leave it out"),
         (("N=",), "N is '': it must be a number of jobs"),
     ],
 )

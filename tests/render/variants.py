@@ -289,7 +289,7 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
     if "multi_node" in a["launch_modes"]:
         files |= {"docs/multi-node.md"}
     if a["requeue"]:
-        files |= {"slurm/task_epilog.sh"}
+        files |= {"slurm/guard.sh"}
     for tool in a["tools"]:
         files |= {f"{package}/tools/{name}.py" for name in TOOLS[tool]}
         files |= {f"tests/test_{tool}.py"} if tool in TESTED else set()

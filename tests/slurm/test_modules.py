@@ -89,19 +89,18 @@ def test_a_module_that_cannot_be_loaded_ends_the_job(
         assert "found" not in job.log
 
 
-@pytest.mark.parametrize("profile", [True, False], ids=["profile.d", "MODULESHOME"])
+@pytest.mark.parametrize("place", ["profile.d", "MODULESHOME", "login shell"])
 def test_module_may_be_a_function_of_login_shells_only(
-    system: str, make_project: MakeProject, profile: bool
+    system: str, make_project: MakeProject, place: str
 ) -> None:
     project = modules.probe(make_project, "demo-tool/2.0")
-    script = project.root / "slurm/train_cpu.sbatch"
-    text = script.read_text()
-    script.write_text(text.replace("#!/bin/bash -l\n", "#!/bin/bash\n"))
-    if not profile:
-        common = project.root / "slurm/common.sh"
-        text = common.read_text()
-        assert text.count("/etc/profile.d/") == 1
-        common.write_text(text.replace("/etc/profile.d/", "/no/"))
+    common = project.root / "slurm/common.sh"
+    text = common.read_text()
+    for part in ("/etc/profile.d/", "/init/bash"):
+        assert part in text
+        if place == "login shell" or (place == "MODULESHOME" and part != "/init/bash"):
+            text = text.replace(part, "/no/")
+    common.write_text(text)
     job = submit(project, "slurm/train_cpu.sbatch", login="unset BASH_ENV; unset -f module ml")
     assert (
         modules.found_by_ranks(job)

@@ -1,7 +1,11 @@
 """The facts of a site: slurm/site.sh, and a cluster without modules."""
 
+from pathlib import Path
+
+import pytest
+
 from .conftest import MakeProject
-from .jobs import Project
+from .jobs import Job, Project
 from .modules import PROBE, found_by_ranks, probe
 
 
@@ -22,6 +26,35 @@ def test_facts_of_the_site_reach_every_rank(make_project: MakeProject) -> None:
     assert (job.state, job.facts["ExitCode"]) == ("FAILED", "1:0")
     assert "cannot create directory" in job.log and "found" not in job.log
     assert "error: slurm/site.sh ends with exit code 1" in job.log
+    site.write_text("exit 0\n")
+    job = project.sbatch("slurm/train_cpu.sbatch").wait()
+    assert (job.state, job.facts["ExitCode"]) == ("FAILED", "1:0")
+    assert "error: slurm/site.sh ended the job" in job.log
+
+
+@pytest.mark.parametrize("modules", ["", "demo-tool/1.0"])
+@pytest.mark.parametrize("profile", ["exec sh", '[ -n "$PS1" ] || exit 0'])
+def test_what_the_users_shell_does_does_not_matter(
+    make_project: MakeProject, tmp_path: Path, modules: str, profile: str
+) -> None:
+    """Unless modules need it."""
+    (tmp_path / ".bash_profile").write_text(profile + "\n")
+    functions = {
+        f"BASH_FUNC_{name}%%": f'() {{ {kind} {name} "$@" && ls; }}'
+        for name, kind in (("cd", "builtin"), ("sort", "command"), ("scontrol", "command"))
+    }
+    env = {"HOME": str(tmp_path), "CDPATH": "/:.:..", **functions}
+    project = probe(make_project, modules)
+    command = ("bash", "slurm/submit.sh", "1", "slurm/train_cpu.sbatch", "--")
+    done = project.cluster.run(*command, cwd=project.root, **env)
+    submitted = Job(project, done.stdout.split()[1].rstrip(","))
+    for job in (submitted, project.sbatch("slurm/train_cpu.sbatch", **env)):
+        if modules:
+            assert (job.wait().state, job.facts["ExitCode"]) == ("FAILED", "1:0")
+            (line,) = [line for line in job.log.splitlines() if "error: " in line]
+            assert "module command is missing" in line and "~/.bash_profile" in line
+        else:
+            assert len(found_by_ranks(job)) == 2
 
 
 def test_the_first_node_may_have_two_names(make_project: MakeProject) -> None:

@@ -118,7 +118,6 @@ def training(render: Renderer, root: Path, answers: dict[str, Any]) -> str:
     for path, text in render(fewer).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    (root / "slurm/task_epilog.sh").chmod(0o755)
     set_up_packages(shrink(root))
     if answers.get("container") == "pyxis":
         (root / "container/env").symlink_to(root / ".venv")

@@ -8,7 +8,7 @@ from pathlib import Path
 import metrics
 import pytest
 
-from .cluster import wait_for
+from .cluster import Cluster, wait_for
 from .conftest import MakeProject
 from .jobs import ENDED, Job, Project
 from .test_stops import submit
@@ -154,6 +154,95 @@ def test_a_job_of_a_chain_may_come_back(project: Project) -> None:
     first.wait_for_restart()
     assert first.summary["resumed_from_step"] > 0
     assert second.wait().state == "CANCELLED" and not second.log
+
+
+def test_each_job_of_a_chain_waits_for_all_before_it(project: Project) -> None:
+    """So that one can be cancelled; and nothing is left of a chain that has ended."""
+    flags = f"ARGS=--dataset=synthetic --log-every=1 {SHORTER}"
+    first, second, third = submitted(project, "chain", "N=3", flags)
+    first.wait_for_step(10)
+    project.cluster.run("scancel", second.id)
+    assert second.wait().state == "CANCELLED"
+    assert f"afterany:{first.id}" in third.facts["Dependency"]
+    assert first.summary["global_step"] == STEPS
+    assert third.wait().state == "CANCELLED" and not third.log
+    left = [path.name for path in (project.root / "logs").glob("c[oh]*-*")]
+    assert not [name for name in left for job in (first, second, third) if f"-{job.id}-" in name]
+
+
+@pytest.fixture
+def short(make_project: MakeProject) -> Project:
+    """A project whose jobs do nothing."""
+    project = make_project(launch_modes=["cpu"])
+    (project.root / "slurm/short.sbatch").write_text("#!/bin/bash\n#SBATCH --output=/dev/null\n")
+    return project
+
+
+def submit_short(project: Project, *options: str, count: int = 1, **env: str) -> list[Job]:
+    """Submit jobs that do nothing; return those that Slurm has now and had not before."""
+
+    def known() -> set[str]:
+        shown = project.cluster.run("squeue", "--noheader", "--states=all", "--format=%A")
+        return set(shown.stdout.split())
+
+    before = known()
+    command = ("bash", "slurm/submit.sh", str(count), "slurm/short.sbatch", *options, "--")
+    project.cluster.run(*command, cwd=project.root, check=False, **env)
+    return [Job(project, each) for each in sorted(known() - before, key=int)]
+
+
+def test_options_of_sbatch_count_wherever_they_stand(short: Project) -> None:
+    script = short.root / "slurm/short.sbatch"
+    without = script.read_text()
+    (job,) = submit_short(short, SBATCH_WAIT="1")
+    assert job.state == "COMPLETED"
+    (job,) = submit_short(short, "--hold", '--comment=x -a b "--wait"')
+    assert (job.state, job.facts["Reason"]) == ("PENDING", "JobHeldUser")
+    assert len(submit_short(short, "--comment=x -a b", count=2)) == 2
+    for where in ("environment", "script", "options"):
+        env = {"SBATCH_ARRAY_INX": "0-1"} if where == "environment" else {}
+        script.write_text(without + "#SBATCH -a0-1\n" * (where == "script"))
+        assert not submit_short(short, *["--arr=0-1"] * (where == "options"), count=2, **env), where
+    script.write_text(without + "#SBATCH --wait\n")
+    (job,) = submit_short(short)
+    assert job.state == "COMPLETED"
+
+
+def test_the_number_of_an_earlier_job_is_not_its_run(make_project: MakeProject) -> None:
+    """Two clusters over one home, or one whose numbers begin again."""
+    project = make_project(launch_modes=["cpu"])
+    flags = ("--dataset=synthetic", "--log-every=1", "--checkpoint-every=20")
+    script, runs = "slurm/train_cpu.sbatch", project.root / "runs/demo"
+    with Cluster(nodes=1) as first:
+        there = Project(first, project.root)
+        assert there.sbatch(script, *flags, "--max-steps=20").summary["global_step"] == 20
+        # It leaves its code, since it never starts.
+        (waits,) = submitted(there, "submit", "SBATCH=--begin=now+1hour")
+        first.run("scancel", waits.id)
+    (project.root / "src/demo/new.py").write_text("HERE = True\n")
+    with Cluster(nodes=1, hasty=True) as second:
+        here = Project(second, project.root)
+        job = here.sbatch(script, *flags, SHORTER)
+        (run,) = wait_for_folders(runs, "1-*")
+        wait_for(lambda: metrics.logged(run, 30) or job.state in ENDED, lambda: job.log)
+        second.run("scancel", "--signal=USR2", job.id)
+        job.wait_for_restart()
+        assert job.wait().state == "COMPLETED", job.log
+        for _ in range(int(job.id) + 1, int(waits.id)):
+            here.sbatch("--output=/dev/null", "--wrap=true")
+        other = here.sbatch(script, *flags, "--max-steps=2")
+        assert other.id == waits.id and other.summary["global_step"] == 2
+    assert sorted(path.name for path in runs.iterdir()) == ["1", run.name, other.id]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["global_step"] == STEPS and summary["resumed_from_step"] > 0
+    codes = [next((runs / name / "code").iterdir()).name for name in ("1", run.name, other.id)]
+    assert codes[0] != codes[1] == codes[2]
+
+
+def wait_for_folders(parent: Path, pattern: str) -> list[Path]:
+    """Wait until there are folders with such names; return them."""
+    wait_for(lambda: list(parent.glob(pattern)), lambda: f"no {pattern} in {parent}")
+    return list(parent.glob(pattern))
 
 
 def test_a_chain_ends_with_a_fault_of_the_program(project: Project) -> None:

@@ -6,10 +6,11 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from metrics import reproducible
 
-from .cluster import Cluster, wait_for
+from .cluster import PATIENCE, Cluster, wait_for
 from .conftest import MakeProject
 from .jobs import ENDED, Job, Project
 from .trainings import (
@@ -378,6 +379,38 @@ def test_the_batch_shell_is_killed(
     job = submit(projects[launcher]).wait_for_step(30)
     job.batch_shell().kill()
     check_same(job, uninterrupted)
+
+
+# Waits in its first start until the batch shell, its parent, is killed.
+WAITING_PYTHON = """\
+#!/bin/bash
+if [[ $1 == --version && ! -e waited ]]; then
+    touch waited
+    exec sleep 1000
+fi
+exec .venv/bin/python "$@"
+"""
+
+
+def test_the_batch_shell_is_killed_while_no_rank_runs(
+    make_project: MakeProject, uninterrupted: Job, tmp_path: Path
+) -> None:
+    """Before the ranks start, and right after they died."""
+    python = tmp_path / "python"
+    python.write_text(WAITING_PYTHON)
+    python.chmod(0o755)
+    project = make_project(launch_modes=["cpu"])
+    job = submit(project, PROJECT_PYTHON=str(python))
+    wait_for((project.root / "waited").exists, lambda: job.log)
+    job.batch_shell().kill()
+    job.wait_for_restart().wait_for_step(30)
+    shell, ranks = job.batch_shell(), job.ranks()
+    for rank in ranks.values():
+        rank.kill()
+    psutil.wait_procs(ranks.values(), PATIENCE)
+    shell.kill()
+    wait_for(lambda: job.restarts == 2 or job.state in ENDED, lambda: job.log, 0.2)
+    check_same(job, uninterrupted, most_restarts=2)
 
 
 @pytest.mark.slow

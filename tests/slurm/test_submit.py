@@ -122,6 +122,22 @@ def test_the_same_command_works_in_an_interactive_allocation(projects: dict[str,
     assert len({summary["parameters_sha256"] for summary in summaries}) == 2
 
 
+def test_a_script_runs_in_an_interactive_allocation(projects: dict[str, Project]) -> None:
+    project = projects["srun"]
+    script = ("bash", "slurm/train_cpu.sbatch", *QUICK, "--experiment=script")
+    project.cluster.run("salloc", "--nodes=2", *script, cwd=project.root)
+    (summary,) = (project.root / "runs/script").glob("*/summary.json")
+    assert json.loads(summary.read_text())["hostnames"] == ["n1", "n2"]
+
+
+def test_a_heterogeneous_job_is_refused(projects: dict[str, Project]) -> None:
+    script = ("slurm/train_cpu.sbatch", *QUICK)
+    job = projects["srun"].sbatch("--ntasks=1", ":", "--ntasks=1", *script).wait()
+    (log,) = projects["srun"].root.glob(f"logs/*-{job.id}.out")
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("error: this is a heterogeneous job")
+
+
 def test_two_jobs_on_one_node_do_not_meet(projects: dict[str, Project]) -> None:
     project = projects["srun"]
     both = [project.sbatch("--nodelist=n1", "slurm/train_cpu.sbatch", *QUICK) for _ in range(2)]

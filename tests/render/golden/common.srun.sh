@@ -184,7 +184,9 @@ choose_command() {
     command=train
     [[ ${1:-} != [a-z]* ]] || { command=$1; shift; }
     flags=("$@")
-    [[ $command != train || -z ${SLURM_ARRAY_TASK_ID:-} ]] || flags=(--seed="$SLURM_ARRAY_TASK_ID" "$@")
+    [[ $command == train ]] || return 0
+    [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || flags=(--seed="$SLURM_ARRAY_TASK_ID" "$@")
+    guard
 }
 
 # shellcheck source=slurm/resume.sh

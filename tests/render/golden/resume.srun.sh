@@ -2,6 +2,16 @@
 # sources this file.
 # shellcheck shell=bash
 
+# Starts a step that requeues the job if this shell is killed.
+guard() {
+    local said=""
+    exec {guarded}< <(unset "${!SLURM_GPUS@}" "${!SLURM_MEM@}" SLURM_CPUS_PER_GPU SLURM_TRES_PER_TASK
+        exec srun --overlap --mem=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none bash "$slurm_dir/guard.sh" 2>&1)
+    read -rt 60 said <&"$guarded" || true
+    [[ $said == ready ]] || echo "warning: this job is not requeued if its batch shell is killed: ${said:-srun does not answer}"
+    export FIRST_STEP=1
+}
+
 # Since 24.05, Slurm requeues a preempted job when it ends. Up to 25.11, a second request would start
 # the job again after its end.
 slurm_requeues() {
@@ -125,7 +135,7 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 run_resumable() {
     local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job
     if [[ ${command:-train} != train ]]; then # other commands save no checkpoint
-        MAX_REQUEUES=0 FAILURE_FILE='' BAD_NODES_FILE='' "$@" # the first is for slurm/task_epilog.sh
+        FAILURE_FILE='' BAD_NODES_FILE='' "$@"
         return
     fi
     [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"

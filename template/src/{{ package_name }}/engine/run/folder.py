@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..filesystem import read_bytes, write_atomically
 from ..ranks.environment import srun_step
 from ..ranks.world import World
-from .run_lock import newest
+from .run_lock import newest, origin_of
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
 
     The folder's name is the Slurm job id, which a requeued job keeps. In a chain of jobs, it is the
     id of the first job. Each task of an array is a separate run. Without Slurm, it is the time.
+    If another job had the same id, the time of submission follows it.
 
     Raises:
         UsageError: `run_dir` is set, so that the tasks of an array would share it.
@@ -53,8 +54,20 @@ def with_run_dir(settings: SettingsT, world: World) -> SettingsT:
         name += f".{number}"
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         name = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
-    folder = Path(settings.run_root, settings.experiment, world.broadcast(name))
-    return dataclasses.replace(settings, run_dir=str(folder))
+    folder = Path(settings.run_root, settings.experiment, name)
+    return dataclasses.replace(settings, run_dir=world.on_main(lambda: _own(folder)))
+
+
+def _own(folder: Path) -> str:
+    """Return the folder, with a time in its name if it has a run of another job.
+
+    The numbers of jobs may begin again, and clusters may share a file system.
+    """
+    last, origin = origin_of(folder), os.environ.get("RUN_ORIGIN", "")
+    if last in ("", origin):
+        return str(folder)
+    log.warning("%s has a run of another job with this number", folder)
+    return f"{folder}-{origin.rpartition('-')[2] or int(time.time())}"
 
 
 def keep_code(folder: Path) -> None:

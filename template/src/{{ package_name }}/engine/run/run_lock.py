@@ -49,6 +49,8 @@ class Attempt:
         start: how often the batch script has started the ranks again, since the last requeue.
         ended: whether the attempt has released the folder.
         began: when it took the folder, in seconds since 1970; 0 in a file of an earlier version.
+        origin: cluster, number and time of submission of the job that the run is named after; "" if
+            no batch script says it.
     """
 
     host: str
@@ -61,6 +63,7 @@ class Attempt:
     start: int = 0
     ended: bool = False
     began: float | int = 0
+    origin: str = ""
 
     @classmethod
     def mine(cls) -> "Attempt":
@@ -79,6 +82,7 @@ class Attempt:
             restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
             start=int(os.environ.get("RESTART_IN_JOB", 0)),
             began=time.time(),
+            origin=os.environ.get("RUN_ORIGIN", ""),
         )
 
     def __str__(self) -> str:
@@ -194,6 +198,14 @@ def owner_of(run: Path) -> Attempt | None:
     return None
 
 
+def origin_of(run: Path) -> str:
+    """Return the origin of the newest attempt at a run, "" if it has none."""
+    folder = run / "attempts"
+    number = newest(folder)
+    last = _read(folder / f"{number}.json") if number else None
+    return last.origin if last else ""
+
+
 def newest(folder: Path) -> int:
     """Return the number of the newest attempt in `attempts/`, 0 if there is none."""
     stems = [path.stem for path in folder.glob("*.json")]
@@ -226,9 +238,9 @@ def _is_dead(path: Path, owner: Attempt | None, mine: Attempt) -> bool:
                 same = abs(started - owner.started) < 2
                 return not same or process.status() == psutil.STATUS_ZOMBIE
             return True
-        same_job = owner.job and (owner.cluster, owner.job) == (mine.cluster, mine.job)
+        jobs = [(each.cluster, each.job, each.origin) for each in (owner, mine)]
         starts = [(each.restart, each.start) for each in (owner, mine)]
-        if same_job and starts[0] != starts[1]:
+        if owner.job and jobs[0] == jobs[1] and starts[0] != starts[1]:
             # Slurm starts a requeued job only after its earlier start has ended or its node is
             # lost. The batch script starts the ranks again only after all of them have ended.
             return starts[0] < starts[1]

@@ -74,13 +74,13 @@ def _start(job: Script) -> Finding:
     """Load the modules as a script does, and start the interpreter or find the image."""
     script = "CODE_SNAPSHOT=0\n" + job.start + VERSION % ("image" if job.image else "setup")
     done = subprocess.run(
-        ["bash", "-l", "-c", script],
+        ["bash", "-c", script],
         env={"SLURM_JOB_ID": "0", **os.environ, "SLURM_SUBMIT_DIR": os.getcwd()},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
-    if not done.returncode:
+    if not done.returncode and done.stdout:
         return Finding("ok", "scripts", f"{job.path}: {done.stdout.splitlines()[-1]}")
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     message = errors[-1].removeprefix("error: ") if errors else f"exit code {done.returncode}"
