@@ -1,9 +1,13 @@
 """The example `images` keeps what it reads as it is, and names what it does not read."""
 
 import io
+import re
+import shutil
 import struct
 import subprocess
 import sys
+import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +105,145 @@ def test_an_image_whose_range_is_unknown_is_refused(images: Path, tmp_path: Path
     }
     for name, line in shown(images, tmp_path, files).items():
         assert line.startswith(str(tmp_path / name)) and "8 or 16 bits" in line, line
+
+
+def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def make_data(project: Path, folder: Path, kind: str) -> tuple[int, str]:
+    """Run what `make data` runs; return its exit code and what it says."""
+    command = [sys.executable, "-m", project.name, "download", f"--dataset={kind}"]
+    command.append(f"--data-dir={folder}")
+    env = clean_environment(project)
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+GREY = encoded(patches(255).astype(np.uint8), "PNG")
+TAR = {
+    "whole": ([("a.png", GREY), ("a.cls", b"1"), ("b.PNG", GREY), ("b.cls", b"0")], 2, 0),
+    "more formats": ([("a.tif", GREY), ("a.cls", b"1"), ("b.ppm", GREY), ("b.cls", b"0")], 2, 0),
+    "the same key twice": ([("a.png", GREY), ("a.cls", b"1")] * 4, 4, 0),
+    "dots": (
+        [("a.png", GREY), ("a.cls", b"1"), ("x.1.png", GREY), ("x.1.cls", b"1")],
+        1,
+        2,
+    ),
+    "macOS": ([("._a.png", b"x"), ("a.png", GREY), ("._a.cls", b"x"), ("a.cls", b"1")], 1, 2),
+    "no image": ([("a.png", GREY), ("a.cls", b"1"), ("b.gif", GREY), ("b.cls", b"1")], 1, 2),
+    "two images": ([("a.png", GREY), ("a.jpg", GREY), ("a.cls", b"1")], 1, 1),
+}
+
+
+@pytest.mark.parametrize("case", TAR)
+def test_what_is_not_taken_from_a_tar_file_is_counted_and_named(
+    images: Path, tmp_path: Path, case: str
+) -> None:
+    members, taken, left = TAR[case]
+    write_tar(tmp_path / "train/0.tar", members)
+    code, said = make_data(images, tmp_path, "tar")
+    assert code == 0 and f"{taken} images in 1 shards" in said, said
+    assert re.findall(r"(\d+) not taken, such as .*0\.tar, ", said) == [str(left)] * bool(left)
+
+
+def test_links_in_a_tar_file_are_named(images: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train/0.tar", [("a.png", GREY), ("a.cls", b"1"), ("b.cls", b"1")])
+    with tarfile.open(tmp_path / "train/0.tar", "a") as archive:
+        link = tarfile.TarInfo("b.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.png"
+        archive.addfile(link)
+    code, said = make_data(images, tmp_path, "tar")
+    assert code == 0 and "1 images in 1 shards" in said and "2 not taken" in said, said
+
+
+@pytest.mark.parametrize("fault", ["cut", "joined"])
+def test_a_tar_file_without_its_end_or_with_two_is_an_error(
+    images: Path, tmp_path: Path, fault: str
+) -> None:
+    shard = tmp_path / "train/0.tar"
+    write_tar(shard, [("a.png", GREY), ("a.cls", b"1"), ("b.png", GREY), ("b.cls", b"0")])
+    with tarfile.open(shard) as archive:
+        start = archive.getmembers()[2].offset
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:start] if fault == "cut" else 2 * whole)
+    code, said = make_data(images, tmp_path, "tar")
+    assert code == 1 and "0.tar" in said, said
+    assert not (tmp_path / "tar-sizes.json").exists()
+
+
+def test_other_files_beside_shards_are_named(images: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train/0.tar", TAR["whole"][0])
+    write_tar(tmp_path / "train/more/1.tar", TAR["whole"][0])
+    code, said = make_data(images, tmp_path, "tar")
+    assert code == 0 and f"1 not taken, such as {tmp_path}/train/more" in said, said
+
+
+def test_what_is_not_taken_from_folders_is_counted_and_named(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "train/0"
+    (folder / "deeper").mkdir(parents=True)
+    for name in ("a.png", "b.tif", "deeper/c.png", "._d.png", "e.gif", "../f.png"):
+        (folder / name).write_bytes(GREY)
+    (folder / "g.png").symlink_to("nothing")
+    code, said = make_data(images, tmp_path, "files")
+    assert code == 0 and "has 2 images" in said and "5 not taken" in said, said
+
+
+@pytest.mark.parametrize("kind", ["files", "tar"])
+def test_no_sample_at_all_is_an_error(images: Path, tmp_path: Path, kind: str) -> None:
+    """Also in the validation set."""
+    write_tar(tmp_path / "train/0.tar", TAR["whole"][0])
+    (tmp_path / "train/0").mkdir()
+    (tmp_path / "train/0/a.png").write_bytes(GREY)
+    shutil.copytree(tmp_path / "train", tmp_path / "validation")
+    assert make_data(images, tmp_path, kind)[0] == 0
+    for part in ("validation", "train"):
+        write_tar(tmp_path / part / "0.tar", [("a.gif", GREY), ("a.cls", b"1")])
+        (tmp_path / part / "0/a.png").unlink()
+        code, said = make_data(images, tmp_path, kind)
+        assert code == 1 and f"error: no image in {tmp_path / part}" in said, said
+
+
+def write_parquet(path: Path, images: Sequence[object]) -> None:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(pyarrow.table({"image": images, "label": [0] * len(images)}), path)
+
+
+def test_parquet_files_have_the_contents_of_images(images: Path, tmp_path: Path) -> None:
+    shard = tmp_path / "train/0.parquet"
+    for column in ([GREY, GREY], [{"bytes": GREY, "path": "a.png"}] * 2):
+        write_parquet(shard, column)
+        code, said = make_data(images, tmp_path, "parquet")
+        assert code == 0 and "2 images in 1 shards" in said, said
+        read = (
+            "from demo.files import Parquet; print(sum(len(x.content) for x in Parquet.read({!r})))"
+        )
+        command = [sys.executable, "-c", read.format(str(shard))]
+        env = clean_environment(images)
+        assert int(subprocess.check_output(command, env=env, text=True)) == 2 * len(GREY)
+    for column in ([{"bytes": None, "path": "a.png"}], ["a.png"], [None, GREY]):
+        write_parquet(shard, column)
+        code, said = make_data(images, tmp_path, "parquet")
+        assert code == 1 and "0.parquet, row 0 has no bytes" in said, said
+    write_parquet(shard, [])
+    code, said = make_data(images, tmp_path, "parquet")
+    assert code == 1 and "error: no image in" in said, said
+
+
+@pytest.mark.parametrize(("example", "kind"), [("table", "csv"), ("text", "text")])
+def test_other_data_without_a_sample_is_an_error(tmp_path: Path, example: str, kind: str) -> None:
+    root = render_project(tmp_path / "demo", example=example)
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data/a.txt").touch()
+    (root / "data/table.csv").write_text(",".join([*(f"x{n}" for n in range(1, 9)), "y"]) + "\n")
+    code, said = make_data(root, root / "data", kind)
+    assert code == 1 and "error: " in said, said
