@@ -214,6 +214,33 @@ def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
     assert done.stdout == "submitted 14\n" and not list(project.root.glob("logs/*-14"))
 
 
+LINES = "ARGS=--epochs 3\n--lr 0.1 \\\n--tags 'a b' \"c,d\"\n"
+FLAGS = ["--epochs", "3", "--lr", "0.1", "--tags", "a b", "c,d"]
+
+
+@pytest.mark.parametrize("target", ["submit", "chain"])
+def test_flags_on_several_lines_reach_the_job(project: Submission, target: str) -> None:
+    """Make would run each line as a command of its own, and ignore the error of `--lr`."""
+    words = ("N=1", "SCRIPT=slurm/train_cpu.sbatch", "SBATCH=--qos=a\n--time=1")
+    done = make(project, target, *words, LINES)
+    assert done.returncode == 0, done.stderr
+    (line,) = project.noted("sbatch.args")
+    wanted = ["--parsable", "--qos=a", "--time=1", "--hold", "slurm/train_cpu.sbatch", *FLAGS]
+    assert line == " ".join(wanted)
+
+
+@pytest.mark.parametrize("target", ["train", "data", "doctor", "acceptance"])
+def test_flags_on_several_lines_reach_the_program(project: Submission, target: str) -> None:
+    python = project.root / "bin/python"
+    python.write_text(
+        '#!/bin/bash\n[[ $1 != -c ]] || exec echo src/demo\nprintf "%s\\n" "$@" >python.args\n'
+    )
+    python.chmod(0o755)
+    done = make(project, target, f"PYTHON={python}", LINES)
+    assert done.returncode == 0, done.stderr
+    assert project.noted("python.args")[-len(FLAGS) :] == FLAGS
+
+
 @pytest.mark.parametrize(
     ("status", "ends"), [("0", True), ("1", True), ("75", False), ("137", False)]
 )
