@@ -42,6 +42,7 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_docs.py",
         "run/test_examples.py",
         "run/test_recipes.py",
+        "run/test_images.py",
         "run/test_large_data.py",
     ),
     "Faults at random moments, shared file systems, damaged and hostile files": (

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .engine import ShardStream, UsageError, write_atomically
-from .files import SHARDS, Files, Images, Sample
+from .files import SHARDS, Files, Images, Sample, say_left_out
 from .settings import Settings
 from .transforms import augment, center
 
@@ -169,6 +169,7 @@ def shards(folder: Path, kind: str) -> list[str]:
             f"no .{kind} file in {folder.resolve()}: put your shards there, point --data-dir at "
             "the folder above it, or use --dataset synthetic"
         )
+    say_left_out([str(path) for path in folder.glob("*") if str(path) not in paths])
     return paths
 
 
@@ -212,9 +213,11 @@ def download(settings: Settings) -> None:
         images = find(folder / "train", settings)
         log.info("%s has %d images to train on", folder, len(images))
     else:
-        paths = shards(folder / "train", settings.dataset)
-        kind = SHARDS[settings.dataset]
+        kind, paths = SHARDS[settings.dataset], shards(folder / "train", settings.dataset)
         counts = {Path(path).name: len(kind([path])) for path in paths}
         file = sizes_file(settings)
         write_atomically(file, json.dumps(counts, indent=1) + "\n")
         log.info("%d images in %d shards: %s", sum(counts.values()), len(counts), file)
+    for part in ("validation", "test"):
+        if settings.dataset != "synthetic" and (folder / part).is_dir():
+            log.info("%s has %d images", folder / part, len(find(folder / part, settings)))

@@ -135,6 +135,8 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
         raise UsageError(
             f"can't read {path} (its rows are counted without the line of names): {error}"
         ) from None
+    if not len(values):
+        raise UsageError(f"{path} has no row below the names of its columns: add some")
     if not np.isfinite(values).all():
         row = int(np.isfinite(values).all(axis=1).argmin())
         raise UsageError(f"{path} has a value in row {row} that is not finite: remove the row")

@@ -165,16 +165,16 @@ def read(folder: Path) -> np.ndarray:
     """Return the bytes of all .txt files in a folder, uint8, in the order of their names.
 
     Raises:
-        UsageError: there is no such file, or one can't be read.
+        UsageError: there is no such file, all are empty, or one can't be read.
     """
     try:
         texts = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.txt"))]
     except OSError as error:
         raise UsageError(f"can't read {error.filename}: {error.strerror}") from None
-    if not texts:
+    if not sum(map(len, texts)):
         raise UsageError(
-            f"no .txt file in {folder.resolve()}: put your text there, point --data-dir at it, or "
-            "use --dataset synthetic"
+            f"no text in .txt files in {folder.resolve()}: put yours there, point --data-dir at "
+            "it, or use --dataset synthetic"
         )
     return np.concatenate(texts)
 

@@ -20,27 +20,43 @@ wants_snapshot() {
     [[ ${given:-1} == 1 ]]
 }
 
-# Lists the files of the code, with a null byte after each name: those that git tracks, and new ones that
-# it does not ignore. Without git, it lists all files except caches.
-list_code() {
-    local parts=(src configs slurm/*.sh .copier-answers.yml) path
-    if [[ -n $(git ls-files -co --exclude-standard src 2>/dev/null | head -n 1) ]]; then
-        git ls-files -coz --exclude-standard -- "${parts[@]}" | LC_ALL=C sort -zu
-    else
-        find "${parts[@]}" \( -name __pycache__ -o -name '.*_cache' -o -name '*.egg-info' \) -prune -o \
-            ! -type d -print0 2>/dev/null || true
-    fi | while IFS= read -r -d '' path; do
-        if [[ -d $path && ! -L $path ]]; then # a repository in this one
-            git -C "$path" ls-files -coz --exclude-standard | xargs -0r -I {} printf '%s\0' "$path{}"
-        elif [[ -e $path ]]; then
-            printf '%s\0' "$path"
+# list_tracked FOLDER PATH...: lists files as git knows them, also those of repositories in this one.
+list_tracked() {
+    local path
+    git -C "$1" ls-files -coz --exclude-standard -- "${@:2}" | while IFS= read -r -d '' path; do
+        path=$1/${path%/}
+        if [[ -d $path && ! -L $path ]]; then
+            list_tracked "$path" .
+        else
+            printf '%s\0' "${path#./}"
         fi
     done
 }
 
+# Lists the files of the code, with a null byte after each name: those that git tracks, and new ones that
+# it does not ignore. Without git, it lists all files except caches. Files that may hold secrets are left
+# out, and links to folders above them.
+list_code() {
+    local parts=(src configs slurm/*.sh .copier-answers.yml) path
+    if [[ -n $(git ls-files -co --exclude-standard src 2>/dev/null | head -n 1) ]]; then
+        list_tracked . "${parts[@]}" | LC_ALL=C sort -zu
+    else
+        find "${parts[@]}" \( -name .git -o -name __pycache__ -o -name '.*_cache' -o -name '*.egg-info' \) -prune -o \
+            ! -type d -print0 2>/dev/null || true
+    fi | while IFS= read -r -d '' path; do
+        if [[ -d $path ]]; then # a link
+            [[ $(realpath "${path%/*}")/ == "$(realpath "$path")"/* ]] ||
+                find -L "$path" -name .git -prune -o -type f -print0 2>/dev/null || true
+        elif [[ -e $path ]]; then
+            printf '%s\0' "$path"
+        fi
+    done | grep -zvE '(^|/)(\.env(\..*)?|\.netrc|[^/]*\.(pem|key))$'
+}
+
 # describe_code FOLDER: writes the commit and the uncommitted changes to the folder.
 describe_code() {
-    local parts=(src configs slurm ':!slurm/site.sh') # site.sh may have a key
+    local parts=(src configs slurm ':!slurm/site.sh') # site.sh may have a key, and so may others
+    parts+=(':!*/.env' ':!*/.env.*' ':!*/.netrc' ':!*.pem' ':!*.key')
     # Keep its time: git uses it to see edits that were made within a second of a commit.
     cp -p "$(git rev-parse --git-path index)" "$1/index" || return
     export GIT_INDEX_FILE=$PWD/$1/index # new files are added to it
@@ -65,7 +81,10 @@ take_snapshot() {
     said=$({ mkdir -p "$new/git" && list_code | xargs -0 cp -rpL --parents -t "$new"; } 2>&1) ||
         refuse "$new" "$said"
     (describe_code "$new/git") 2>/dev/null || rm -r "$new/git" # no git, or no commit
-    snapshot=$(cd "./$new" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
+    snapshot=$(cd "./$new" && {
+        find . -type f -printf '%p %m\0' | LC_ALL=C sort -z
+        find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    } | sha256sum)
     snapshot=${snapshot:0:12}
     # Each run folder gets this archive. It leaves out slurm/site.sh, which may have a key.
     said=$({ tar -czf "$new.tar.gz" -C "$new" --exclude=./slurm/site.sh --exclude=./git . && mv "$new.tar.gz" "$new/code.tar.gz"; } 2>&1) ||

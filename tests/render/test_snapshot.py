@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,61 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
     assert project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID="3")[0] == 1
 
 
+SECRETS = (".env", ".env.local", ".netrc", "tls.pem", "api.key")
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_snapshot_keeps_modes_and_leaves_secrets_out(
+    project: Submission, repository: bool
+) -> None:
+    root = project.root
+    if repository:
+        git(project, "init", "--quiet")
+        git(project, "add", ".")
+        git(project, "commit", "--quiet", "--message=demo")
+    for name in ("private.py", *SECRETS):
+        (root / "src/demo" / name).write_text(f"PASSPHRASE of {name}")
+    open_to_all = code_of(project, "1")
+    (root / "src/demo/private.py").chmod(0o600)
+    code = code_of(project, "2")
+    assert code != open_to_all
+    assert (code / "src/demo/private.py").stat().st_mode & 0o777 == 0o400
+    with tarfile.open(code / "code.tar.gz") as archive:
+        modes = {member.name: member.mode for member in archive.getmembers()}
+    assert modes["./src/demo/private.py"] == 0o600
+    assert not [name for name in modes if name.endswith(SECRETS)]
+    assert not [path for path in code.rglob("*") if path.name in SECRETS]
+    diff = (code / "git/diff").read_text() if repository else ""
+    assert diff.count("PASSPHRASE") == repository
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_snapshot_has_repositories_in_the_code_and_no_loop(
+    project: Submission, tmp_path: Path, committed: bool
+) -> None:
+    """Such as a submodule with a submodule, and links to folders."""
+    root = project.root
+    outer, inner = root / "src/demo/outer", root / "src/demo/outer/deep/inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, outer, root):
+        (folder / "part.py").write_text(f"# of {folder.name}")
+        other = Submission(**{**vars(project), "root": folder})
+        git(other, "init", "--quiet")
+        if committed:
+            git(other, "-c", "advice.addEmbeddedRepo=false", "add", ".")
+            git(other, "commit", "--quiet", "--message=demo")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a.py").touch()
+    (tmp_path / "elsewhere/gone.py").symlink_to("nothing")
+    for name, target in (("up", ".."), ("here", "."), ("linked", tmp_path / "elsewhere")):
+        (root / "src/demo" / name).symlink_to(target)
+    code = code_of(project, "1") / "src/demo"
+    assert (code / "outer/part.py").exists() and (code / "outer/deep/inner/part.py").exists()
+    assert [path.name for path in (code / "linked").iterdir()] == ["a.py"]
+    assert not (code / "up").exists() and not (code / "here").exists()
+    assert not list(code.rglob(".git"))
+
+
 def test_tasks_of_an_array_run_the_same_code(project: Submission) -> None:
     task = {"SLURM_ARRAY_JOB_ID": "123450"}
     code = code_of(project, "123456", SLURM_ARRAY_TASK_ID="0", **task)
@@ -169,6 +225,33 @@ def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
     done = make(project, "submit", "SCRIPT=slurm/train_cpu.sbatch", CODE_SNAPSHOT="0")
     assert done.stdout == "submitted 14\n"
     assert (project.root / f"logs/code-cluster-14-{WHEN}").resolve() == project.root
+
+
+LINES = "ARGS=--epochs 3\n--lr 0.1 \\\n--tags 'a b' \"c,d\"\n"
+FLAGS = ["--epochs", "3", "--lr", "0.1", "--tags", "a b", "c,d"]
+
+
+@pytest.mark.parametrize("target", ["submit", "chain"])
+def test_flags_on_several_lines_reach_the_job(project: Submission, target: str) -> None:
+    """Make would run each line as a command of its own, and ignore the error of `--lr`."""
+    words = ("N=1", "SCRIPT=slurm/train_cpu.sbatch", "SBATCH=--qos=a\n--time=1")
+    done = make(project, target, *words, LINES)
+    assert done.returncode == 0, done.stderr
+    (line,) = project.noted("sbatch.args")
+    wanted = ["--parsable", "--qos=a", "--time=1", "--hold", "slurm/train_cpu.sbatch", *FLAGS]
+    assert line == " ".join(wanted)
+
+
+@pytest.mark.parametrize("target", ["train", "data", "doctor", "acceptance"])
+def test_flags_on_several_lines_reach_the_program(project: Submission, target: str) -> None:
+    python = project.root / "bin/python"
+    python.write_text(
+        '#!/bin/bash\n[[ $1 != -c ]] || exec echo src/demo\nprintf "%s\\n" "$@" >python.args\n'
+    )
+    python.chmod(0o755)
+    done = make(project, target, f"PYTHON={python}", LINES)
+    assert done.returncode == 0, done.stderr
+    assert project.noted("python.args")[-len(FLAGS) :] == FLAGS
 
 
 @pytest.mark.parametrize(

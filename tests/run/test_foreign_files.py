@@ -175,7 +175,8 @@ def as_run(folder: Path, content: bytes) -> None:
     assert show.main([str(folder), str(folder)]) == 0
     curves.load([folder])
     assert known_ids(folder) == {}
-    assert Checkpoints(folder).best() is None
+    with pytest.raises(UsageError):
+        Checkpoints(folder).best()
     with suppress(UsageError):
         Settings.from_yaml(folder / "config.yaml")
 

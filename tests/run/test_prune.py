@@ -104,6 +104,29 @@ def test_the_best_may_go(project: Path, run: Path) -> None:
     assert not (run / "checkpoints/best").exists()
 
 
+@pytest.mark.parametrize("name", ["step-00000020.pt", "20", "../step-00000024.pt", ""])
+def test_a_best_that_names_no_checkpoint_is_an_error(project: Path, run: Path, name: str) -> None:
+    """It may be a mistake of the user, who then wants another checkpoint than the newest."""
+    from demo.engine.checkpoint_files import find
+    from demo.engine.errors import UsageError
+
+    before = steps(run)
+    (run / "checkpoints/best").write_text(name)
+    code, said = prune(project, run)
+    assert code == 1 and "best names" in said[0] and steps(run) == before, said
+    with pytest.raises(UsageError, match="best names"):
+        find(run)
+    assert find(run, "latest").stem == "step-00000033"
+
+
+def test_a_best_that_an_editor_wrote_is_used(project: Path, run: Path) -> None:
+    (run / "checkpoints/best").write_text("step-00000012.pt\n")
+    assert prune(project, run)[0] == 0
+    assert steps(run) == [12, 24]
+    (run / "checkpoints/best").write_text("step-00000024.pt\r\n")
+    assert prune(project, run)[0] == 0 and steps(run) == [12, 24]
+
+
 def test_a_damaged_checkpoint_is_not_the_one_that_stays(project: Path, run: Path) -> None:
     os.truncate(run / "checkpoints/step-00000024.pt", 100)
     code, said = prune(project, run)

@@ -1,10 +1,12 @@
 """Packages and data are copied to the nodes' own disks, and removed there at the job's end."""
 
+import io
 import os
 import re
 import shutil
 import signal
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +153,14 @@ def test_what_cannot_be_staged_is_said(make_project: MakeProject) -> None:
         ):
             pack.write_bytes(damaged)
             assert said in refused("packages.tar", disk)
+        digest = root / "packages.tar.sha256"
+        kept = digest.read_text()
+        digest.unlink()
+        with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
+            header = archive.getmembers()[-1].offset
+        pack.write_bytes(whole[:header])  # tar takes this for the end
+        assert refused("packages.tar", disk).startswith("packages.tar has no packages.tar.sha256")
+        digest.write_text(kept)
         pack.write_bytes(whole)
         said = refused("packages.tar", Path("/proc/none"))
         assert (

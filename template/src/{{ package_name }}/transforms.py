@@ -70,7 +70,7 @@ def resized(sample: Sample, image: Image.Image, part: Part, size: int) -> Tensor
     """Return the pixels of a crop of an image, resized: uint8 (size, size, 3).
 
     Raises:
-        UsageError: the image is damaged.
+        UsageError: the image is damaged, or it can't be converted.
     """
     left, top, right, bottom = part
     # A JPEG that is much larger than needed is decoded at a half, a quarter or an eighth of it.
@@ -78,7 +78,23 @@ def resized(sample: Sample, image: Image.Image, part: Part, size: int) -> Tensor
     width, height = image.size
     box = (left * width, top * height, right * width, bottom * height)
     try:
-        square = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
+        square = in_color(image).resize((size, size), Image.Resampling.BILINEAR, box)
     except (OSError, SyntaxError) as error:
         raise UsageError(f"{sample.name} is damaged ({error}): remove it") from None
+    except ValueError as error:
+        raise UsageError(f"{sample.name}: {error}: store it as RGB or grey, 8 or 16 bits") from None
     return torch.from_numpy(np.array(square))
+
+
+def in_color(image: Image.Image) -> Image.Image:
+    """Return an image as RGB. Grey values of more than 8 bits are scaled, as Pillow clips them.
+
+    Raises:
+        ValueError: the value of white is unknown, or Pillow can't convert the colors.
+    """
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        raise ValueError("it has values of 32 bits, of which none is known to be white")
+    if image.mode.startswith("I"):
+        most = 4095 if getattr(image, "tag_v2", {}).get(258) == (12,) else 65535
+        image = Image.fromarray((np.asarray(image) * (255 / most)).round().astype(np.uint8))
+    return image.convert("RGB")

@@ -96,25 +96,40 @@ class Checkpoints:
             log.warning("skipping the corrupt checkpoint %s: %s", path, fault)
         return None
 
-    def best(self) -> Path | None:
-        """Return the best checkpoint, None before the first validation."""
+    def best_name(self) -> str | None:
+        """Return what the file `best` says, None before the first validation."""
         with errors_explained(self.folder / "best"):
             try:
-                name = read_bytes(self.folder / "best").decode(errors="replace")
+                return read_bytes(self.folder / "best").decode(errors="replace").strip()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        named = self.folder / name
-        return named if NAME.fullmatch(name) and named.exists() else None
+
+    def best(self) -> Path | None:
+        """Return the best checkpoint, None before the first validation.
+
+        Raises:
+            UsageError: the file `best` can't be read, or names no checkpoint.
+        """
+        name = self.best_name()
+        if name is None:
+            return None
+        if not NAME.fullmatch(name) or not (self.folder / name).exists():
+            raise UsageError(
+                f"{self.folder}: best names {name[:80]!a}, which is no checkpoint there: write the "
+                "name of a step-*.pt file to it, or remove it to use the newest"
+            )
+        return self.folder / name
 
     def lasting(self) -> list[Path]:
         """Return the checkpoints that are kept because of `keep_every`."""
         return [self.path(step) for step in self.steps() if is_due(self.keep_every, step)]
 
     def newer(self, step: int) -> list[Path]:
-        """Return the files and folders of the checkpoints of later steps."""
+        """Return the files and folders of the checkpoints of later steps, and `best` for one."""
         later = [self.path(each) for each in self.steps() if each > step]
         kinds = (".pt", ".sha256", ".shards")
-        return [x for path in later for kind in kinds if (x := path.with_suffix(kind)).exists()]
+        files = [x for path in later for kind in kinds if (x := path.with_suffix(kind)).exists()]
+        return files + [self.folder / "best"] * (self.best_name() in [path.name for path in later])
 
     def shard_digests(self, step: int) -> list[str]:
         """Return the lines of a digest file for the shards; an empty list without shards."""
@@ -162,7 +177,7 @@ class Checkpoints:
         for pointer in ("latest", "best") if best else ("latest",):
             write_atomically(self.folder / pointer, path.name)
         # Files that end in .tmp are left from a process that was killed.
-        kept = {path, self.best(), *map(self.path, self.steps()[: self.keep]), *self.lasting()}
+        kept = {path, self.folder / (self.best_name() or ""), *map(self.path, self.steps()[: self.keep]), *self.lasting()}
         for each in self.folder.iterdir():
             old_step = each.name.startswith("step-") and each.with_suffix(".pt") not in kept
             if old_step or each.suffix == ".tmp":
@@ -269,7 +284,7 @@ def find(source: Path, which: str = "best") -> Path:
             the best one. Before the first validation, "best" is the newest one, too.
 
     Raises:
-        UsageError: there is no checkpoint, or it is damaged.
+        UsageError: there is no checkpoint, it is damaged, or the file `best` names none.
     """
     own = Checkpoints(source / "checkpoints")
     if source.is_file():

@@ -94,7 +94,7 @@ def _remove(run: Run, parts: Sequence[Path], kept: Sequence[Path]) -> None:
             raise UsageError("a training started there in the meantime")
         if kept:
             write_atomically(checkpoints.folder / "latest", kept[0].name)
-        if checkpoints.best() not in kept:
+        if checkpoints.best_name() not in [path.name for path in kept]:
             (checkpoints.folder / "best").unlink(missing_ok=True)
         for each in parts:
             remove(each)

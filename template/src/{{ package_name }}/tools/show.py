@@ -128,7 +128,7 @@ def _checkpoints(folder: Path) -> str:
     names = sorted(x.name for x in folder.glob("*.pt") if re.fullmatch(r"step-\d+\.pt", x.name))
     best = ""
     with suppress(OSError):
-        best = read_bytes(folder / "best").decode(errors="replace")
+        best = read_bytes(folder / "best").decode(errors="replace").strip()
     steps = [name[5:-3].lstrip("0") + (" (best)" if name == best else "") for name in names]
     return f"{', '.join(steps) or 'none'}; {disk_usage(folder) / 2**20:.1f} MiB"
 

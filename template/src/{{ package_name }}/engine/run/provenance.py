@@ -114,7 +114,8 @@ def _diff() -> str | None:
         # New files are added to a copy of git's index, so that the user's index does not change.
         index = shutil.copy2(_git("rev-parse", "--git-path", "index") or "", folder)
         _git("add", "--intent-to-add", "src", GIT_INDEX_FILE=index)
-        paths = (":/", ":!slurm/site.sh")  # site.sh may hold a key
+        names = ("slurm/site.sh", "*/.env", ".env", "*/.env.*", "*/.netrc", "*.pem", "*.key")
+        paths = (":/", *(f":!{name}" for name in names))  # they may hold secrets
         words = ("diff", "--no-ext-diff", "--no-color", "HEAD", "--", *paths)
         return _git(*words, GIT_INDEX_FILE=index)
     return None
