@@ -120,8 +120,8 @@ one_node_only() {
 # count_ranks cpu|gpu: checks the resources of the job, since options of sbatch override those of the
 # script. Sets `world_size`, and `ranks`, the number on each node.
 count_ranks() {
-    [[ -z ${RANK:-}${WORLD_SIZE:-} ]] ||
-        fail "RANK or WORLD_SIZE is set, but torchrun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
+    [[ -z ${RANK:-}${LOCAL_RANK:-}${WORLD_SIZE:-} ]] ||
+        fail "RANK, LOCAL_RANK or WORLD_SIZE is set, but torchrun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
     gpus=${SLURM_GPUS_ON_NODE:-0}
     [[ $1 == gpu ]] || gpus=0
     [[ $1 == cpu ]] || ((gpus > 0)) ||
