@@ -525,6 +525,10 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(project: Path, tmp_pa
     job = srun(project, tmp_path / "run", 2, "--dry-run").wait()
     assert job.codes == [0, 0], job.log
     assert "2 rank(s) by srun" in job.log and "128 samples a step" in job.log
+    assert "15000 training samples (an epoch leaves out 24, which fill no batch)" in job.log
+    whole = srun(project, tmp_path / "run", 2, "--dry-run", "--batch-size=75").wait()
+    stream = srun(project, tmp_path / "run", 2, "--dry-run", "--streaming").wait()
+    assert "leaves out" not in whole.log + stream.log
     assert "settings from configs/train.yaml" in job.log
     said = "dry run: samples were evaluated, predicted and drawn; no step was taken"
     assert job.log.count(said) == 1

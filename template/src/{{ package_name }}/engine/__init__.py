@@ -9,6 +9,7 @@ It imports none of your files.
     recompute.py    activation checkpointing
     checkpoint.py   the contents of a checkpoint; checkpoint_files.py, shards.py: its files
     weights.py      safetensors files, to exchange weights with other programs
+    foreign.py      finds the weights in files and folders of other programs
     evaluate.py     metrics over a dataset, reduced over all ranks
     hooks.py        calls the hooks of model.py
     inference.py    loads a trained network for predictions

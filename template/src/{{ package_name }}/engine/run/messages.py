@@ -25,10 +25,12 @@ def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_
     log.info("%s on %s, device %s%s", ranks, hosts, world.device, how)
     if settings.offload and world.size == 1:
         log.warning("offload has no effect on one rank: FSDP shards over several")
+    rest = (loader.samples or 0) % (settings.batch_size * world.size) * (not loader.is_stream)
     log.info(
-        "%s: %s training samples, %d samples a step, %d loading worker(s) a rank",
+        "%s: %s training samples%s, %d samples a step, %d loading worker(s) a rank",
         settings.dataset,
         loader.samples or "an unknown number of",
+        f" (an epoch leaves out {rest}, which fill no batch)" if rest else "",
         samples_per_step,
         loader.workers,
     )
