@@ -9,16 +9,11 @@ fail() {
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
 if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
-    # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.
-    if [[ -n ${SLURM_ARRAY_JOB_ID:-}${SLURM_RESTART_COUNT:-} ]] && facts=$(scontrol show job "$SLURM_JOB_ID"); then
-        [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
-        [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
-    fi
     # The files may change while the job waits. The job runs a copy of the code that was submitted, and
     # continues with the copy of this file.
     # shellcheck source=slurm/snapshot.sh
     . slurm/snapshot.sh
-    find_code
+    [[ $SLURM_JOB_ID == 0 ]] || find_code # the doctor has no job
     if [[ -n ${CODE_DIR:-} ]]; then
         # shellcheck source=/dev/null
         . "$CODE_DIR/slurm/common.sh" "$@"
@@ -27,7 +22,7 @@ if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
 fi
 # Slurm keeps a copy of a submitted script. Raise the number if older scripts, which may wait in the
 # queue, cannot use this file any more.
-[[ ${1:-} == 1 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
+[[ ${1:-} == 3 ]] || fail "slurm/common.sh has changed since this job was submitted: submit it again"
 slurm_dir=${BASH_SOURCE[0]%/*}
 
 # The names of functions that run at the end of the job, with its exit code as the argument. slurm/resume.sh
@@ -36,38 +31,44 @@ at_end=forget
 back= # not empty if the job is back in the queue
 leave() {
     local status=$? each
+    [[ $status:${in_site:-} != 0:1 ]] || { status=1; echo "error: slurm/site.sh ended the job: it must not use exit" >&2; }
     for each in $at_end; do "$each" "$status" || true; done
+    exit "$status"
 }
 trap leave EXIT
 
-# A later job, or one of another cluster, may have the same number.
 forget() {
-    [[ -n $back${SLURM_ARRAY_JOB_ID:-} ]] || (($1 > 128)) || rm -f "logs/code-$SLURM_JOB_ID" "logs/chain-$SLURM_JOB_ID"
+    [[ -z ${origin:-} || -n $back${SLURM_ARRAY_JOB_ID:-} ]] || (($1 > 128)) || rm -f logs/{code,chain}-"$origin"
 }
 
 # Cancels the waiting jobs of a chain after the end of its run or a fault of the program.
 end_chain() {
-    local waiting=" ${chain[*]} "
+    local waiting=" $CHAIN_JOBS " each
     read -ra waiting <<<"${waiting#* "$SLURM_JOB_ID" }"
-    (($1 == 75 || $1 == 76 || $1 > 128 || ${#waiting[@]} == 0)) && return
+    (($1 == 75 || $1 == 76 || $1 > 128)) && return
+    for each in $CHAIN_JOBS; do rm -f logs/{code,chain}-"${SLURM_CLUSTER_NAME:-slurm}-$each"-*; done
+    ((${#waiting[@]})) || return
     scancel --quiet --state=PENDING "${waiting[@]}" 2>/dev/null
     echo "the chain ends here: cancelled ${waiting[*]}"
 }
 # They may come from a job that submitted this one.
 unset CHAIN_JOB{_ID,S} MASTER_{ADDR,PORT} STAGED FIRST_STEP FAILURE_FILE BAD_NODES_FILE RUN_NUMBER RESTART_IN_JOB PAID_SINCE
-if [[ -f logs/chain-$SLURM_JOB_ID ]]; then
-    read -ra chain <"logs/chain-$SLURM_JOB_ID"
-    export CHAIN_JOB_ID=${chain[0]} CHAIN_JOBS=${chain[*]} # the first job names the run folder
+export RUN_ORIGIN=${origin:-}
+if [[ -f logs/chain-$RUN_ORIGIN ]]; then
+    read -r RUN_ORIGIN CHAIN_JOBS <"logs/chain-$RUN_ORIGIN"
+    export CHAIN_JOBS CHAIN_JOB_ID=${CHAIN_JOBS%% *} # the first job names the run folder
     at_end+=" end_chain"
 fi
 
-# `module` is a shell function, which not every shell defines.
+# `module` is a shell function, which not every shell defines. A login shell may, but it may also end early.
 for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash"; do
     # shellcheck source=/dev/null
     command -v module >/dev/null || ! [[ -r $file ]] || . "$file"
 done
+command -v module >/dev/null || eval "$(bash -lc '{ export -p; declare -f $(compgen -A function | grep -i mod); } >&3' \
+    3>&1 >/dev/null 2>&1 </dev/null)"
 command -v module >/dev/null ||
-    fail "the module command is missing on $(hostname): define it in ~/.bash_profile, which jobs read"
+    fail "the module command is missing on $(hostname), also in a login shell: look for an exit, an exec or an error in ~/.bash_profile, or define it there"
 module purge
 
 # A job that is submitted inside another job inherits the requests of that job, and srun would read them
@@ -78,6 +79,8 @@ for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_P
     option=--${name//_/-} given=SBATCH_$name
     [[ -n ${!given:-} ]] || grep -qs -- "^#SBATCH.* ${option,,}[ =]" "$0" || unset "SLURM_$name"
 done
+# Unless its options were given, salloc leaves these variables out. The values are srun's defaults.
+export SLURM_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} SLURM_NTASKS=${SLURM_NTASKS:-${SLURM_JOB_NUM_NODES:-1}}
 # The log of an array task gets a second name, with the numbers that squeue and the run folder have.
 log=$(readlink /proc/$$/fd/1)
 if [[ -n ${SLURM_ARRAY_JOB_ID:-} && $log == *-$SLURM_JOB_ID.out ]]; then
@@ -86,8 +89,10 @@ fi
 
 # Your file for this site, with settings such as its network interfaces.
 if [[ -f $slurm_dir/site.sh ]]; then
+    in_site=1
     # shellcheck source=/dev/null
     . "$slurm_dir/site.sh" || fail "slurm/site.sh ends with exit code $?: its last command must succeed"
+    in_site=
 fi
 # The ranks get the environment of this shell, even after `sbatch --export=NONE`.
 unset SLURM_EXPORT_ENV

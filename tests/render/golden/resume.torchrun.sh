@@ -2,11 +2,12 @@
 # sources this file.
 # shellcheck shell=bash
 
-# Starts a step that requeues the job if this shell is killed.
+# Starts a step that requeues the job if this shell is killed. In an allocation of salloc, nothing can.
 guard() {
     local said=""
+    [[ ${0##*/} == slurm_script ]] || return 0
     exec {guarded}< <(unset "${!SLURM_GPUS@}" "${!SLURM_MEM@}" SLURM_CPUS_PER_GPU SLURM_TRES_PER_TASK
-        exec srun --overlap --mem=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none bash "$slurm_dir/guard.sh" 2>&1)
+        exec srun --overlap --mem=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none bash "${slurm_dir:?}/guard.sh" 2>&1)
     read -rt 60 said <&"$guarded" || true
     [[ $said == ready ]] || echo "warning: this job is not requeued if its batch shell is killed: ${said:-srun does not answer}"
     export FIRST_STEP=1
@@ -146,8 +147,8 @@ run_resumable() {
     # The first rank that fails writes its error to FAILURE_FILE. The ranks that wait for it are then
     # stopped, and srun returns their exit code. BAD_NODES_FILE has a line for each node that a later
     # start should not use.
-    export FAILURE_FILE=$PWD/logs/failed-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
-    export BAD_NODES_FILE=$PWD/logs/bad-nodes-$SLURM_JOB_ID
+    export FAILURE_FILE=$PWD/logs/failed-${origin:?}-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
+    export BAD_NODES_FILE=$PWD/logs/bad-nodes-${origin:?}-$SLURM_JOB_ID
     trainings=$((${trainings:--1} + 1))
     # Slurm also signals the ranks. This shell must run until they have ended.
     trap : TERM
