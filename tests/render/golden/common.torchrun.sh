@@ -65,7 +65,7 @@ for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMO
     # shellcheck source=/dev/null
     command -v module >/dev/null || ! [[ -r $file ]] || . "$file"
 done
-command -v module >/dev/null || eval "$(bash -lc '{ export -p; declare -f $(compgen -A function | grep -i mod); } >&3' \
+command -v module >/dev/null || eval "$(bash -lc 'command -v module && { export -p; declare -f $(compgen -A function | grep -i mod); } >&3' \
     3>&1 >/dev/null 2>&1 </dev/null)"
 command -v module >/dev/null ||
     fail "the module command is missing on $(hostname), also in a login shell: look for an exit, an exec or an error in ~/.bash_profile, or define it there"
