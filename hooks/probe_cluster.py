@@ -455,7 +455,8 @@ def requeue_answer(partition: Partition, config: Facts) -> Answer:
     if partition.preempted_by:
         mode, grace = partition.facts.get("PreemptMode", "?"), number(partition.facts, "GraceTime")
         said = f"{partition.preempted_by} may stop jobs in {partition.name}"
-        facts.append(f"{said} (mode {mode}, after {grace} s)")
+        wait = number(config, "KillWait", 30)
+        facts.append(f"{said} (mode {mode}; to save: GraceTime {grace} s, KillWait {wait} s)")
     return Answer("requeue", True, facts)
 
 

@@ -1,5 +1,6 @@
 """`doctor` finds each problem, prints it on one line, and continues with the other checks."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -315,6 +316,33 @@ def test_an_expedited_requeue_that_slurm_refuses_is_named(place: Place, answer: 
     assert all("change its #SBATCH lines" in line for line in others)
 
 
+@pytest.mark.parametrize(
+    ("mode", "took", "trouble"),
+    [("REQUEUE", 79, False), ("REQUEUE", 81, True), ("CANCEL", 61, True), ("OFF", 99, None)],
+)
+def test_a_save_that_takes_longer_than_a_preempted_job_has_is_named(
+    place: Place, mode: str, took: int, trouble: bool | None
+) -> None:
+    partitions = f"""\
+PartitionName=gpu GraceTime=60 PriorityTier=1 PreemptMode={mode} State=UP
+PartitionName=urgent GraceTime=0 PriorityTier=9 PreemptMode=OFF State=UP"""
+    config = "KillWait                = 20 sec\nPreemptType             = preempt/partition_prio"
+    shows = f"cat <<END\n$([[ $* == *config ]] && echo '{config}' || echo '{partitions}')\nEND"
+    place.commands({**SLURM, "scontrol": shows})
+    for run, seconds in (("1", 500), ("2", took)):
+        folder = place.project / f"runs/demo/{run}/checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "save_seconds").write_text(f"{seconds}.0\n")
+        os.utime(folder / "save_seconds", (int(run), int(run)))
+    code, found = place.doctor(*QUIET)
+    assert code == 0
+    if trouble is None:
+        assert not lines(found, "preemption")
+    else:
+        (line,) = lines(found, "preemption")
+        assert line.startswith("warning" if trouble else "ok") and "GraceTime 60" in line
+
+
 def test_in_a_job_nothing_is_submitted(place: Place) -> None:
     place.commands({"sbatch": "exit 1"})
     code, found = place.doctor(*QUIET, SLURM_JOB_ID="77")
@@ -353,6 +381,7 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
         ("cd nowhere", "site.sh: line 1: cd: nowhere: No such file or directory"),
         ("export A='b", "unexpected EOF while looking for matching"),
         ("false", "its last command must succeed"),
+        ("exit 0", "it must not use exit"),
     ],
 )
 def test_facts_of_the_site_that_fail_are_named(place: Place, line: str, said: str) -> None:
@@ -361,7 +390,7 @@ def test_facts_of_the_site_that_fail_are_named(place: Place, line: str, said: st
     (place.project / "slurm" / "site.sh").write_text(f"{line}\n")
     code, found = place.doctor(*QUIET)
     assert code == 1 and troubles(found) == lines(found, "scripts")
-    assert "slurm/site.sh ends with exit code" in lines(found, "scripts")[0]
+    assert re.search("slurm/site.sh (ends with exit code|ended)", lines(found, "scripts")[0])
     assert said in lines(found, "scripts")[0]
 
 

@@ -8,7 +8,6 @@ fail() {
 }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
-unset SLURM_CLUSTERS # the job's own cluster is the one to ask
 if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
     # The files may change while the job waits. The job runs a copy of the code that was submitted, and
     # continues with the copy of this file.
@@ -39,7 +38,7 @@ leave() {
 trap leave EXIT
 
 forget() {
-    [[ -n $back${SLURM_ARRAY_JOB_ID:-} ]] || (($1 > 128)) || rm -f logs/{code,chain}-"${origin:-}"
+    [[ -z ${origin:-} || -n $back${SLURM_ARRAY_JOB_ID:-} ]] || (($1 > 128)) || rm -f logs/{code,chain}-"$origin"
 }
 
 # Cancels the waiting jobs of a chain after the end of its run or a fault of the program.
@@ -66,7 +65,7 @@ for file in /etc/profile.d/{modules,lmod}.sh "${MODULESHOME:-}/init/bash" "${LMO
     # shellcheck source=/dev/null
     command -v module >/dev/null || ! [[ -r $file ]] || . "$file"
 done
-command -v module >/dev/null || eval "$(bash -lc '{ export -p; declare -f $(compgen -A function | grep -i mod); } >&3' \
+command -v module >/dev/null || eval "$(bash -lc 'command -v module && { export -p; declare -f $(compgen -A function | grep -i mod); } >&3' \
     3>&1 >/dev/null 2>&1 </dev/null)"
 command -v module >/dev/null ||
     fail "the module command is missing on $(hostname), also in a login shell: look for an exit, an exec or an error in ~/.bash_profile, or define it there"
@@ -126,8 +125,8 @@ one_node_only() {
 # count_ranks cpu|gpu: checks the resources of the job, since options of sbatch override those of the
 # script. Sets `world_size`.
 count_ranks() {
-    [[ -z ${RANK:-}${LOCAL_RANK:-}${WORLD_SIZE:-} ]] ||
-        fail "RANK, LOCAL_RANK or WORLD_SIZE is set, but srun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
+    [[ -z ${RANK:-}${WORLD_SIZE:-} ]] ||
+        fail "RANK or WORLD_SIZE is set, but srun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
     gpus=${SLURM_GPUS_ON_NODE:-0}
     [[ $1 == gpu ]] || gpus=0
     [[ $1 == cpu ]] || ((gpus > 0)) ||

@@ -2,8 +2,10 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch import Tensor
 from .checkpoint_files import IN_SHARDS, Checkpoints, each_leaf, find_start, load, part_name
 from .config import Settings
 from .errors import UsageError
-from .filesystem import remove
+from .filesystem import remove, write_atomically
 from .networks import Networks
 from .position import Position
 from .ranks.dtensor import is_dtensor, local_part
@@ -115,6 +117,7 @@ class Checkpointing:
             parts = {}
         group = self.group if parts else None  # made here, since all ranks make it together
         done = torch.cuda.Event() if self.world.device.type == "cuda" else None
+        began = time.perf_counter()
         if done:
             # The GPU copies before it computes the next step. Only the thread waits for the copies.
             done.record()
@@ -129,6 +132,9 @@ class Checkpointing:
                 before()
                 if self.world.is_main:
                     self.checkpoints.write(state, step, best, digests)
+                    took = f"{time.perf_counter() - began:.1f}\n"  # for doctor
+                    with suppress(OSError):
+                        write_atomically(self.checkpoints.folder / "save_seconds", took)
             # torch may raise RuntimeError in place of an OSError.
             except (OSError, RuntimeError, UsageError) as error:
                 reason = str(error).splitlines()[0]

@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     compared = attempt("nodes", nodes.compare, sys.stdin, settings)
     of_nodes = compared if flags.nodes == "compare" else here
-    of_scripts = attempt("scripts", scripts.check, jobs)
+    of_scripts = attempt(
+        "scripts", scripts.check, jobs, Path(settings.run_root) if settings else None
+    )
     of_trackers = attempt("trackers", _trackers, settings) if settings else ()
     counts: Counter[str] = Counter()
     for finding in chain(of_nodes, of_scripts, of_trackers):

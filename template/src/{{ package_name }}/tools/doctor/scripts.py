@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engine.ranks.slurm_commands import run, said
+from ...engine.ranks.slurm_commands import ask, run, said
 from .findings import Finding
 
 # The lines of a script that find the interpreter or the image.
@@ -52,8 +52,9 @@ def read(folder: Path) -> list[Script]:
     return found
 
 
-def check(jobs: Sequence[Script]) -> Iterator[Finding]:
+def check(jobs: Sequence[Script], run_root: Path | None) -> Iterator[Finding]:
     """Run each script up to the start of its interpreter, and ask Slurm whether it accepts it."""
+    partitions = set()
     if not jobs:
         message = "there is no slurm/train_*.sbatch here: run doctor in the project's root"
         yield Finding("warning", "scripts", message)
@@ -67,7 +68,10 @@ def check(jobs: Sequence[Script]) -> Iterator[Finding]:
         if job.start:
             yield _start(job)
         if "SLURM_JOB_ID" not in os.environ:  # some clusters forbid sbatch on compute nodes
-            yield _submission(job.path)
+            yield (answer := _submission(job.path))
+            partitions.update(re.findall(r" in partition (\S+)", answer.message))
+    if partitions and shutil.which("scontrol"):
+        yield from _preemption(partitions, run_root)
 
 
 def _start(job: Script) -> Finding:
@@ -89,6 +93,40 @@ def _start(job: Script) -> Finding:
     if "neither apptainer nor singularity" in message and "SLURM_JOB_ID" not in os.environ:
         return Finding("warning", "scripts", f"{job.path}: {message} (compute nodes may have it)")
     return Finding("error", "scripts", f"{job.path} would end at once: {message}")
+
+
+def _preemption(partitions: set[str], run_root: Path | None) -> Iterator[Finding]:
+    """Compare the time that a preempted job has with the time that the last checkpoint took."""
+    config = _pairs(r"^(\w+) *= (\S*)", ask("scontrol", "show", "config"))
+    by_qos = config.get("PreemptType", "").endswith("qos")
+    if not by_qos and not config.get("PreemptType", "").endswith("partition_prio"):
+        return
+    shown = ask("scontrol", "--oneliner", "show", "partition").splitlines()
+    facts = {each["PartitionName"]: each for each in (_pairs(r"(\w+)=(\S*)", s) for s in shown)}
+    saves = run_root.glob("*/*/checkpoints/save_seconds") if run_root else ()
+    last = max(saves, key=lambda path: path.stat().st_mtime, default=None)
+    took = float(last.read_text("utf-8")) if last else 0.0
+    for name in sorted(partitions & facts.keys()):
+        mode, tier = facts[name]["PreemptMode"], int(facts[name]["PriorityTier"])
+        above = any(int(each["PriorityTier"]) > tier for each in facts.values())
+        if mode == "OFF" or not (by_qos or above):
+            continue
+        grace, wait = int(facts[name]["GraceTime"]), int(config.get("KillWait", 30))
+        # Slurm signals a cancelled job as it does a requeued one, but the job does not come back.
+        seconds = grace if "CANCEL" in mode else grace + wait
+        message = (
+            f"Slurm may stop jobs in {name} for others (PreemptMode {mode}): their ranks have "
+        )
+        message += f"{seconds} s to save a checkpoint (GraceTime {grace}, KillWait {wait})"
+        message += "; the QOS may change this" if by_qos else ""
+        if took > seconds:
+            message += f", and {last} took {took:.0f}: a stopped job goes on from the checkpoint "
+            message += "before, so save more often, with a smaller checkpoint_every"
+        yield Finding("warning" if took > seconds else "ok", "preemption", message)
+
+
+def _pairs(pattern: str, text: str) -> dict[str, str]:
+    return dict(re.findall(pattern, text, re.MULTILINE))
 
 
 def _submission(path: Path) -> Finding:
