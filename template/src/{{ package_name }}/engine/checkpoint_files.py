@@ -177,7 +177,12 @@ class Checkpoints:
         for pointer in ("latest", "best") if best else ("latest",):
             write_atomically(self.folder / pointer, path.name)
         # Files that end in .tmp are left from a process that was killed.
-        kept = {path, self.folder / (self.best_name() or ""), *map(self.path, self.steps()[: self.keep]), *self.lasting()}
+        kept = {
+            path,
+            self.folder / (self.best_name() or ""),
+            *map(self.path, self.steps()[: self.keep]),
+            *self.lasting(),
+        }
         for each in self.folder.iterdir():
             old_step = each.name.startswith("step-") and each.with_suffix(".pt") not in kept
             if old_step or each.suffix == ".tmp":
