@@ -174,7 +174,11 @@ GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
             "default of a rank in cpu, without a GPU: 1600 MiB",
         ),
         # The nodes without GPUs take only another QOS of the user.
-        ([("AllowQos=ALL", "AllowQos=long")], {"qos": "long", "cpu_partition": ""}, "yours: "),
+        (
+            [(GPU, GPU.replace("gpu,long", "gpu,normal")), ("AllowQos=ALL", "AllowQos=gpu")],
+            {},
+            "yours: gpu, normal; the default is normal",
+        ),
         # Slurm's own value of a node whose memory nobody wrote down.
         (
             [("RealMemory=190000", "RealMemory=1"), ("DefMemPerCPU=3800", "DefMemPerCPU=100")],
