@@ -35,7 +35,7 @@ MAX_CPUS = 16  # of a rank: more CPUs seldom make data loading faster
 UNLIMITED = 10**9
 NETWORK = "/sys/class/net"
 # Part of a GPU (MIG), such as "1g.5gb" or "a100_2g.20gb". A rank of DDP needs a whole GPU.
-MIG = re.compile(r"\d+g\.\d+gb")
+MIG = re.compile(r"\d+g\.\d+gb|(?i:mig)")
 UNUSABLE = {"DOWN", "DRAIN", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVALID_REG"}
 VENDORS = {"amd": r"mi\d{2,3}[a-z]?\Z", "intel": r"pvc|max[-_]?1\d{3}"}  # by the type of a GPU
 # Answers that differ between the users of a cluster.
@@ -205,9 +205,11 @@ class Partition:
         self.minutes = minutes(facts.get("MaxTime", ""))
         self.total = len(nodes)
         self.nodes = [node for node in nodes if node.up] or nodes
-        # The most common type and number of GPUs on a node, and the nodes that have them.
-        counts = [item for node in self.nodes for item in node.gpus.items()]
-        kind, count = most_common(counts or [("", 0)])
+        # The type with the most GPUs, their most common number on a node, and those nodes.
+        gpus = [item for node in self.nodes for item in node.gpus.items()] or [("", 0)]
+        counts = {kind: [count for each, count in gpus if each == kind] for kind, _ in gpus}
+        kind = max(counts, key=lambda each: (sum(counts[each]), len(counts[each]), each))
+        count = most_common(counts[kind])
         self.gpu_type, self.gpus = str(kind), int(count)
         self.gpu_nodes = [node for node in self.nodes if node.gpus.get(kind, 0) >= count > 0]
         # Each account with each QOS ("" for the default) that the partition accepts.
@@ -265,10 +267,22 @@ class Partition:
         size = most_common((node.cpus, node.memory) for node in nodes)
         return next(node for node in nodes if (node.cpus, node.memory) == size)
 
+    def cpus_of(self, node: Node) -> int:
+        """Return how many CPUs of a node a job can use."""
+        sockets = number(node.facts, "Sockets", 1)
+        limit = number(self.facts, "MaxCPUsPerSocket", UNLIMITED) * sockets
+        return min(node.cpus, limit, number(self.facts, "MaxCPUsPerNode", UNLIMITED))
+
+    def memory_of(self, node: Node, config: Facts) -> int:
+        """Return how many MiB of a node a job can use."""
+        limits = [number(each, "MaxMemPerNode", UNLIMITED) for each in (self.facts, config)]
+        return min(node.memory, *limits)
+
     def limits(self) -> str:
         """Return its limits for one job."""
         said = [f"{self.name}: up to {self.facts.get('MaxTime', '?')}"]
-        for field in ("DefaultTime", "MinNodes", "MaxNodes", "MaxCPUsPerNode"):
+        fields = ["DefaultTime", "MinNodes", "MaxNodes", "MaxCPUsPerNode", "MaxCPUsPerSocket"]
+        for field in [*fields, "MaxMemPerNode", "MaxMemPerCPU"]:
             limit = self.facts.get(field, "")
             said += [f"{field} {limit}"] * bool(re.search("[1-9]", limit))
         return ", ".join(said)
@@ -309,8 +323,11 @@ def job_answers(
     main = choose(own, gpu=True) or choose(own, gpu=False)
     if not main:
         return [Answer("partition", None, [*overview, "None of them takes your jobs."])]
-    account, qos = main.accounts[0]
-    cpu = choose([each for each in own if (account, qos) in each.accounts], gpu=False)
+    # All scripts have the same account and QOS: best are those that nodes without GPUs take, too.
+    for account, qos in [*main.accounts, main.accounts[0]]:
+        cpu = choose([each for each in own if (account, qos) in each.accounts], gpu=False)
+        if cpu and any(not node.gpus for node in cpu.nodes):
+            break
     modes = ["cpu"] * bool(cpu) + main.gpu_modes()
     answers = [
         Answer("launch_modes", modes, overview),
@@ -379,13 +396,12 @@ def gpu_answers(partition: Partition) -> List[Answer]:
 
 def cpus_answer(main: Partition, cpu: Optional[Partition]) -> Answer:
     """Return the CPUs of a rank: the share of a GPU, and at most half of a node without GPUs."""
-    shares = [node.cpus // sum(node.gpus.values()) for node in main.gpu_nodes]
-    shares.append(number(main.facts, "MaxCPUsPerNode", UNLIMITED) // (main.gpus or 2))
+    shares = [main.cpus_of(node) // sum(node.gpus.values()) for node in main.gpu_nodes]
     facts = [f"{min(shares)} CPUs are the share of a GPU"] * bool(main.gpus)
     if cpu:
         node = cpu.typical_node()
         facts.append(f"{node.cpus} CPUs on a node of {cpu.name}, where two ranks run without GPUs")
-        shares.append(min(node.cpus, number(cpu.facts, "MaxCPUsPerNode", UNLIMITED)) // 2)
+        shares.append(cpu.cpus_of(node) // 2)
     threads = number((main.gpu_nodes or [main.typical_node()])[0].facts, "ThreadsPerCore", 1)
     facts += [f"{threads} CPUs are one core"] * (threads > 1)
     share = min(*shares, MAX_CPUS if main.gpus else 4)
@@ -407,6 +423,8 @@ def memory_answers(
     if min(defaults) >= MIN_MEMORY:
         return [Answer("memory", "", facts)]
     mib = min(memory_per_cpu(partition, gpus, cpus, config) for partition, gpus in jobs)
+    if not mib:  # RealMemory=1 is Slurm's own value
+        return [Answer("memory", "", [*facts, "Slurm does not know the memory of the nodes"])]
     facts.append(f"{mib} MiB are the share of a CPU")
     amount = f"{mib // 100 * 100 or mib}M"
     return [Answer("memory", amount, facts), Answer("memory_scope", "cpu", [])]
@@ -428,9 +446,13 @@ def default_memory(partition: Partition, gpus: int, cpus: int, config: Facts) ->
 def memory_per_cpu(partition: Partition, gpus: int, cpus: int, config: Facts) -> int:
     """Return the MiB for each CPU of a rank: its share of a node, up to the limit of Slurm."""
     node = partition.typical_node()
-    mib = node.memory // node.cpus
+    mib = partition.memory_of(node, config) // partition.cpus_of(node)
     if gpus:
-        mib = min(node.memory // sum(node.gpus.values()) for node in partition.gpu_nodes) // cpus
+        shares = [
+            partition.memory_of(node, config) // sum(node.gpus.values())
+            for node in partition.gpu_nodes
+        ]
+        mib = min(shares) // cpus
     return min(mib, *(number(f, "MaxMemPerCPU", mib) for f in (partition.facts, config)))
 
 

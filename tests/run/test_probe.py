@@ -173,6 +173,43 @@ GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
             {"memory": "3900M", "memory_scope": "cpu"},
             "default of a rank in cpu, without a GPU: 1600 MiB",
         ),
+        # The nodes without GPUs take only another QOS of the user.
+        (
+            [(GPU, GPU.replace("gpu,long", "gpu,normal")), ("AllowQos=ALL", "AllowQos=gpu")],
+            {},
+            "yours: gpu, normal; the default is normal",
+        ),
+        # Slurm's own value of a node whose memory nobody wrote down.
+        (
+            [("RealMemory=190000", "RealMemory=1"), ("DefMemPerCPU=3800", "DefMemPerCPU=100")],
+            {"memory": ""},
+            "Slurm does not know the memory of the nodes",
+        ),
+        # Limits of a node.
+        (
+            [("MaxMemPerNode=UNLIMITED", "MaxMemPerNode=9600"), ("PerCPU=3800", "PerCPU=100")],
+            {"memory": "100M", "memory_scope": "cpu"},
+            "MaxMemPerNode 9600",
+        ),
+        (
+            [("PerNode=96 MaxCPUsPerSocket=UNLIMITED", "PerNode=96 MaxCPUsPerSocket=16")],
+            {"cpus_per_task": 8},
+            "MaxCPUsPerNode 96, MaxCPUsPerSocket 16",
+        ),
+        # Nodes with two types of GPUs, and with other names for parts of GPUs.
+        (
+            [("Gres=gpu:a100:4(S:0-1)", "Gres=gpu:v100:1(S:0-1),gpu:a100:3(S:0-1)")],
+            {"gpus_per_node": 8, "gpu_type": "h100", "cpus_per_task": 12},
+            "nodes of each type",
+        ),
+        (
+            [
+                ("Gres=gpu:a100:4(S:0-1)", "Gres=gpu:v100:1(S:0-1),gpu:a100:5(S:0-1)"),
+                ("gpu:a100_1g.5gb:7", "gpu:A100-MIG-40GB:7"),
+            ],
+            {"gpus_per_node": 5, "gpu_type": "a100"},
+            "1 a100 or parts of GPUs",
+        ),
         ([("CR_CORE_MEMORY", "CR_CORE")], {}, "Slurm does not count memory here"),
         # A time limit of minutes, and no accounting.
         (
