@@ -59,7 +59,7 @@ def make_update(
 
 
 def test_every_kind_of_edit_is_kept_and_told(project: Path, tmp_path: Path) -> None:
-    """A conflict, a deleted file with edits, one's own file, flags, ignored files, a link."""
+    """A conflict, a deleted file with edits, your own file, flags, ignored files, a link."""
     with (project / "README.md").open("a") as file:
         file.write("# ours\n")
     with (project / "docs/large-data.md").open("a") as file:

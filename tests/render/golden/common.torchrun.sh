@@ -8,6 +8,7 @@ fail() {
 }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
+unset SLURM_CLUSTERS # the job's own cluster is the one to ask
 if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
     # The files may change while the job waits. The job runs a copy of the code that was submitted, and
     # continues with the copy of this file.
@@ -125,8 +126,8 @@ one_node_only() {
 # count_ranks cpu|gpu: checks the resources of the job, since options of sbatch override those of the
 # script. Sets `world_size`, and `ranks`, the number on each node.
 count_ranks() {
-    [[ -z ${RANK:-}${WORLD_SIZE:-} ]] ||
-        fail "RANK or WORLD_SIZE is set, but torchrun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
+    [[ -z ${RANK:-}${LOCAL_RANK:-}${WORLD_SIZE:-} ]] ||
+        fail "RANK, LOCAL_RANK or WORLD_SIZE is set, but torchrun numbers the ranks: unset them (tasks of an array are jobs of their own, never ranks)"
     gpus=${SLURM_GPUS_ON_NODE:-0}
     [[ $1 == gpu ]] || gpus=0
     [[ $1 == cpu ]] || ((gpus > 0)) ||

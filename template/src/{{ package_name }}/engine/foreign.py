@@ -55,7 +55,7 @@ def _has_weights(state: object) -> bool:
 
 
 def _indexed(index: Path) -> dict[str, Any]:
-    """Return the tensors of all files that an index names, which lie beside it."""
+    """Return the tensors of all files that an index names, which lie next to it."""
     with errors_explained(index):
         names = read_object(index.resolve(), {"weight_map": dict})["weight_map"].values()
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
