@@ -14,8 +14,8 @@ if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
         [[ $facts == *ArrayJobId=* ]] || unset "${!SLURM_ARRAY_@}"
         [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
     fi
-    # The files may change while the job waits. The job runs a copy of the code that was submitted, and
-    # continues with the copy of this file.
+    # The files may change while the job waits. The job runs a copy of the code, which `make submit` or
+    # its first start has made, and continues with the copy of this file.
     # shellcheck source=slurm/snapshot.sh
     . slurm/snapshot.sh
     find_code
