@@ -24,6 +24,33 @@ PATTERNS = {
 NAMED = {"setup": "full", "author_name": "Ada Lovelace", "author_email": "ada@example.org"}
 
 
+def test_pages_agree_on_which_files_are_yours(classes: Classes) -> None:
+    """They are those of `_skip_if_exists` that the project has."""
+    patterns = [pattern.removeprefix("/") for pattern in QUESTIONNAIRE["_skip_if_exists"]]
+    page = (TEMPLATE / "docs/updating.md").read_text("utf-8")
+    listed = page.partition("## Files that are yours")[2].partition("So an update")[0]
+    assert set(re.findall(r"`([\w./-]+)`", listed)) == {p.replace("src/*/", "") for p in patterns}
+    for variant in classes.variants:
+        folder = f"src/{variant.package}/"
+        owned = {path for path in variant.files if any(fnmatchcase(path, p) for p in patterns)}
+        text = variant.files["docs/updates.md"].partition("These files are yours")[2]
+        named = set(re.findall(r"`([\w./-]+)`", text.partition("\n\n")[0]))
+        assert named == {path.removeprefix(folder) for path in owned}
+        text = variant.files["docs/own-model.md"].partition("\n## ")[0]
+        changed = set(re.findall(r"^\| `([\w./-]+)`", text, re.M))
+        assert changed == {path for path in owned if path.startswith(("src/", "configs/"))}
+        text = variant.files["README.md"].partition("## 5.")[2]
+        marked = re.findall(r"^ *(\S+) +yours: (.*)", text, re.M)
+        named = {
+            word
+            for pair in marked
+            for word in re.findall(r"[\w/]+\.(?:py|yaml|sh)", " ".join(pair))
+        }
+        assert named == {
+            p.removeprefix(folder) for p in owned if p.startswith(("src/", "configs/", "slurm/"))
+        }
+
+
 def test_a_page_for_agents_is_short_and_names_what_is_there(classes: Classes) -> None:
     """The owner's files are those of `_skip_if_exists`; tests/render/test_docs.py has commands."""
     patterns = [p.removeprefix("/") for p in QUESTIONNAIRE["_skip_if_exists"] if "/" in p[1:]]

@@ -59,7 +59,7 @@ def read_flags(flags: type[T], argv: Sequence[str], prog: str) -> T:
 
 
 def snapshot() -> Path | None:
-    """Return the folder with the snapshot of the submitted code, if this process runs from it.
+    """Return the folder with the snapshot of the job's code, if this process runs from it.
 
     A container image of a release runs its own code instead. A process outside a job runs the code
     of the project folder.

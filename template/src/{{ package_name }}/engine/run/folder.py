@@ -71,7 +71,7 @@ def _own(folder: Path) -> str:
 
 
 def keep_code(folder: Path) -> None:
-    """Copy the submitted code, which slurm/snapshot.sh has packed, to `code/HASH.tar.gz`."""
+    """Copy the job's code, which slurm/snapshot.sh has packed, to `code/HASH.tar.gz`."""
     if code := snapshot():
         (folder / "code").mkdir(exist_ok=True)
         packed = (code / "code.tar.gz").read_bytes()
