@@ -81,6 +81,7 @@ class Submitted:
             int(size) == wanted.tasks and all(word in said.split() for word in wanted.words)
             for size, said in found
         )
+        right = right and "warning: " not in self.log
         if state == "COMPLETED" and right and sum(found.values()) == wanted.tasks:
             return ""
         return f"{state} {self.path} of {self.answers}: {wanted}, not {found}\n{self.log}"

@@ -7,7 +7,7 @@ guard() {
     local said=""
     [[ ${0##*/} == slurm_script ]] || return 0
     exec {guarded}< <(unset "${!SLURM_GPUS@}" "${!SLURM_MEM@}" SLURM_CPUS_PER_GPU SLURM_TRES_PER_TASK
-        exec srun --overlap --mem=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none bash "${slurm_dir:?}/guard.sh" 2>&1)
+        exec srun --overlap --mem=0 --gres=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none bash "${slurm_dir:?}/guard.sh" 2>&1)
     read -rt 60 said <&"$guarded" || true
     [[ $said == ready ]] || echo "warning: this job is not requeued if its batch shell is killed: ${said:-srun does not answer}"
     export FIRST_STEP=1
