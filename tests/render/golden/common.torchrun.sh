@@ -10,8 +10,8 @@ fail() {
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a Slurm job: submit it with 'sbatch ${0#"$PWD/"}'"
 unset SLURM_CLUSTERS # the job's own cluster is the one to ask
 if [[ ${BASH_SOURCE[0]} == slurm/common.sh ]]; then
-    # The files may change while the job waits. The job runs a copy of the code that was submitted, and
-    # continues with the copy of this file.
+    # The files may change while the job waits. The job runs a copy of the code, which `make submit` or
+    # its first start has made, and continues with the copy of this file.
     # shellcheck source=slurm/snapshot.sh
     . slurm/snapshot.sh
     [[ $SLURM_JOB_ID == 0 ]] || find_code # the doctor has no job
