@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from histories import commit, contents, git, render, replace
+from histories import IDENTITY, commit, contents, git, render, replace
 from renderer import copy_template
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -98,7 +98,8 @@ def test_every_kind_of_edit_is_kept_and_told(project: Path, tmp_path: Path) -> N
     for name, text in before.items():
         now = (project / "slurm" / name).read_text()
         assert "# ours\n" in now and "# new\n" in now
-        assert (project / ".git/before-update/slurm" / name).read_text() == text
+        (saved,) = (project / ".git/before-update").glob(f"*/slurm/{name}")
+        assert saved.read_text() == text
     assert os.readlink(project / "logs") == "../scratch" and not any(
         (tmp_path / "scratch").iterdir()
     )
@@ -112,17 +113,19 @@ def test_in_a_folder_of_a_larger_repository(template: Path, tmp_path: Path) -> N
     with (project / "slurm/stage.sh").open("a") as file:
         file.write("# ours\n")
     commit(tmp_path / "all", "Ours")
-    done = make_update(project)
+    # git sets this variable in its hooks.
+    done = make_update(project, GIT_DIR=str(tmp_path / "all/.git"))
     assert done.returncode == 0, done.stderr
+    assert git(project, "log", "--format=%s") == "Ours\n"
     status = git(project, "status", "--porcelain").splitlines()
     assert {"UU project/slurm/stage.sh", "?? project/docs/new.md"} < {*status}
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "--message=Settled")
     done = make_update(project)
-    assert "has the newest version" in done.stdout and not git(project, "status", "--porcelain")
+    assert "nothing has changed" in done.stdout and not git(project, "status", "--porcelain")
 
 
-@pytest.mark.parametrize("how", ["dirty", "answer", "address", "interrupted"])
+@pytest.mark.parametrize("how", ["dirty", "answer", "address", "interrupted", "edited"])
 def test_an_update_that_does_not_succeed_changes_nothing(project: Path, how: str) -> None:
     arguments = ""
     if how == "dirty":
@@ -133,21 +136,26 @@ def test_an_update_that_does_not_succeed_changes_nothing(project: Path, how: str
         replace(project / ".copier-answers.yml", "_src_path: /", "_src_path: no/such/")
         commit(project, "Moved")
     before, head = contents(project), git(project, "status", "--porcelain")
-    if how == "interrupted":
+    if how in ("interrupted", "edited"):
         process = subprocess.Popen(
             ["make", "update"],
             cwd=project,
-            env={**ENVIRONMENT, "TMPDIR": str(project.parent)},
+            env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        while process.poll() is None and not [*project.parent.glob("tmp.*/clone/docs/new.md")]:
+        folders = project / ".git"
+        while process.poll() is None and not [*folders.glob("update-*/clone/docs/new.md")]:
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
+        if how == "interrupted":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            (project / "README.md").write_text("ours\n")
+            before, head = contents(project), git(project, "status", "--porcelain")
         said = process.communicate()[1]
-        assert not [*project.parent.glob("tmp.*")]
+        assert not [*folders.glob("update-*")]
     else:
         process = make_update(project, arguments)
         said = process.stderr
@@ -155,6 +163,17 @@ def test_an_update_that_does_not_succeed_changes_nothing(project: Path, how: str
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and errors[0].endswith("nothing has changed")
     assert contents(project) == before and git(project, "status", "--porcelain") == head
+
+
+def test_an_update_that_cannot_write_says_how_to_undo_it(project: Path, tmp_path: Path) -> None:
+    before = contents(project)
+    (tmp_path / "mv").write_text('#!/bin/bash\n[[ $* != *submit.sh ]] && exec /bin/mv "$@"\n')
+    (tmp_path / "mv").chmod(0o755)
+    done = make_update(project, PATH=f"{tmp_path}:{ENVIRONMENT['PATH']}")
+    assert done.returncode
+    (undo,) = re.findall("'(.+?)' undoes what was done", done.stderr)
+    subprocess.run(["bash", "-c", undo], cwd=project, env={**ENVIRONMENT, **IDENTITY}, check=True)
+    assert contents(project) == before
 
 
 def test_a_template_in_a_relative_folder_can_be_found_again(
