@@ -141,6 +141,10 @@ def test_a_snapshot_has_repositories_in_the_code_and_no_loop(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/a.py").touch()
     (tmp_path / "elsewhere/gone.py").symlink_to("nothing")
+    (tmp_path / "elsewhere/back").symlink_to(root)
+    if committed:  # a submodule that is not checked out
+        git(project, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},src/demo/absent")
+        (root / "src/demo/absent").mkdir()
     for name, target in (("up", ".."), ("here", "."), ("linked", tmp_path / "elsewhere")):
         (root / "src/demo" / name).symlink_to(target)
     code = code_of(project, "1") / "src/demo"
@@ -227,13 +231,13 @@ def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
     assert (project.root / f"logs/code-cluster-14-{WHEN}").resolve() == project.root
 
 
-LINES = "ARGS=--epochs 3\n--lr 0.1 \\\n--tags 'a b' \"c,d\"\n"
-FLAGS = ["--epochs", "3", "--lr", "0.1", "--tags", "a b", "c,d"]
+LINES = "ARGS=--epochs 3 # >x;\n--lr 0.1 \\\n--tags 'a b' \"c,d\" $HOME * $(A)\n"
+FLAGS = ["--epochs", "3", "#", ">x;", "--lr", "0.1", "--tags", "a b", "c,d", "$HOME", "*", "$(A)"]
 
 
 @pytest.mark.parametrize("target", ["submit", "chain"])
-def test_flags_on_several_lines_reach_the_job(project: Submission, target: str) -> None:
-    """Make would run each line as a command of its own, and ignore the error of `--lr`."""
+def test_flags_reach_the_job_as_they_are(project: Submission, target: str) -> None:
+    """Make would run each line as a command of its own; a shell would cut off what follows #."""
     words = ("N=1", "SCRIPT=slurm/train_cpu.sbatch", "SBATCH=--qos=a\n--time=1")
     done = make(project, target, *words, LINES)
     assert done.returncode == 0, done.stderr
@@ -243,7 +247,7 @@ def test_flags_on_several_lines_reach_the_job(project: Submission, target: str) 
 
 
 @pytest.mark.parametrize("target", ["train", "data", "doctor", "acceptance"])
-def test_flags_on_several_lines_reach_the_program(project: Submission, target: str) -> None:
+def test_flags_reach_the_program_as_they_are(project: Submission, target: str) -> None:
     python = project.root / "bin/python"
     python.write_text(
         '#!/bin/bash\n[[ $1 != -c ]] || exec echo src/demo\nprintf "%s\\n" "$@" >python.args\n'

@@ -244,6 +244,7 @@ ALWAYS = (
     "scripts/setup.ps1",
     "scripts/setup.sh",
     "scripts/update.sh",
+    "scripts/with_words.py",
     "slurm/common.sh",
     "slurm/resume.sh",
     "slurm/site.sh",
@@ -259,11 +260,11 @@ ALWAYS = (
 ROOMS = {
     "": "__init__ __main__ data figures learner model settings train",
     "engine/": "__init__ checkpoint checkpoint_files checks config errors evaluate filesystem "
-    "hooks inference nested networks position recompute schedule shards torch_private torchrun "
-    "updater weights",
+    "foreign hooks inference nested networks position recompute schedule shards torch_private "
+    "torchrun updater weights",
     "engine/data/": "__init__ batches seeds steps stream workers",
-    "engine/ranks/": "__init__ device dtensor environment meeting process_group signals "
-    "slurm_commands step_totals strategy topology world",
+    "engine/ranks/": "__init__ device driver dtensor environment meeting process_group "
+    "signals slurm_commands step_totals strategy topology world",
     "engine/run/": "__init__ description folder logger logging_setup media messages meters notify "
     "provenance record run_lock slow_ranks status usage clock machine",
     "trackers/": "__init__ dispatch",
