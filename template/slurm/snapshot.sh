@@ -3,7 +3,7 @@
 # shellcheck shell=bash
 
 # Functions of the user's shell may stand in for commands, such as a `cd` that lists its folder.
-unset CDPATH
+unset CDPATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX # git sets the last four in its hooks
 for name in $(compgen -A function); do
     [[ $name == module ]] || ! { type -P "$name" || compgen -b "$name"; } >/dev/null || unset -f "$name"
 done
@@ -26,7 +26,7 @@ list_tracked() {
     git -C "$1" ls-files -coz --exclude-standard -- "${@:2}" | while IFS= read -r -d '' path; do
         path=$1/${path%/}
         if [[ -d $path && ! -L $path ]]; then
-            list_tracked "$path" .
+            [[ ! -e $path/.git ]] || list_tracked "$path" . # else it is not checked out
         else
             printf '%s\0' "${path#./}"
         fi
@@ -38,6 +38,7 @@ list_tracked() {
 # out, and links to folders above them.
 list_code() {
     local parts=(src configs slurm/*.sh .copier-answers.yml) path
+    [[ ! -L slurm ]] || parts=(src configs slurm .copier-answers.yml) # git does not look beyond links
     if [[ -n $(git ls-files -co --exclude-standard src 2>/dev/null | head -n 1) ]]; then
         list_tracked . "${parts[@]}" | LC_ALL=C sort -zu
     else
@@ -45,12 +46,12 @@ list_code() {
             ! -type d -print0 2>/dev/null || true
     fi | while IFS= read -r -d '' path; do
         if [[ -d $path ]]; then # a link
-            [[ $(realpath "${path%/*}")/ == "$(realpath "$path")"/* ]] ||
-                find -L "$path" -name .git -prune -o -type f -print0 2>/dev/null || true
+            [[ $(realpath "$(dirname "$path")")/ == "$(realpath "$path")"/* ]] ||
+                find "$path/" -name .git -prune -o -xtype f -print0 2>/dev/null || true
         elif [[ -e $path ]]; then
             printf '%s\0' "$path"
         fi
-    done | grep -zvE '(^|/)(\.env(\..*)?|\.netrc|[^/]*\.(pem|key))$'
+    done | grep -zvE '(^|/)(\.env(\.[^/]*)?|\.netrc|[^/]*\.(pem|key))(/|$)'
 }
 
 # describe_code FOLDER: writes the commit and the uncommitted changes to the folder.
