@@ -655,3 +655,14 @@ def test_the_script_of_a_server_starts_it(render: Renderer, tmp_path: Path, name
     assert code == 0, log
     expected = ["-m", "demo", "monitor", "serve", name.replace("_", "-"), "--experiment", "a b"]
     assert project.noted("python.args") == expected
+
+
+def test_what_would_limit_or_bind_the_ranks_is_left_out(srun: Submission) -> None:
+    given = {"SLURM_TIMELIMIT": "1", "OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0"}
+    assert srun.run("train_single_node", **ONE_NODE, **given)[0] == 0
+    assert not {line.partition("=")[0] for line in srun.noted("srun.env")} & {*given}
+
+
+def test_options_that_srun_refuses_are_a_fault(srun: Submission) -> None:
+    assert srun.run("train_single_node", **ONE_NODE, SRUN_EXIT="255")[0] == 1
+    assert not srun.noted("requeued")

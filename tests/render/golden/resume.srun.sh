@@ -4,11 +4,12 @@
 
 # Starts a step that requeues the job if this shell is killed. In an allocation of salloc, nothing can.
 guard() {
-    local said=""
+    local said="" line
     [[ ${0##*/} == slurm_script ]] || return 0
     exec {guarded}< <(unset "${!SLURM_GPUS@}" "${!SLURM_MEM@}" SLURM_CPUS_PER_GPU SLURM_TRES_PER_TASK
         exec srun --overlap --mem=0 --gres=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none bash "${slurm_dir:?}/guard.sh" 2>&1)
-    read -rt 60 said <&"$guarded" || true
+    # Start-up files may print something first.
+    while [[ $said != ready ]] && read -rt 60 line <&"$guarded"; do said=$line; done
     [[ $said == ready ]] || echo "warning: this job is not requeued if its batch shell is killed: ${said:-srun does not answer}"
     export FIRST_STEP=1
 }
@@ -164,6 +165,8 @@ run_resumable() {
             [[ -z $error ]] || grep -qF -e "$error" < <(tail --bytes="+$((size + 1))" "$log") || echo "the first rank that failed said: $error"
             rm "$FAILURE_FILE"
             ((status <= 75)) || status=1
+        elif [[ $1 == srun && -z $srun_said ]] && ((status == 255)); then
+            status=1 # srun refuses its options
         elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 75 && first != 76)); then
             status=$first # a fault of this rank, after which the others were stopped
         fi
