@@ -216,7 +216,13 @@ def download(settings: Settings) -> None:
         kind, paths = SHARDS[settings.dataset], shards(folder / "train", settings.dataset)
         counts = {Path(path).name: len(kind([path])) for path in paths}
         file = sizes_file(settings)
-        write_atomically(file, json.dumps(counts, indent=1) + "\n")
+        try:
+            write_atomically(file, json.dumps(counts, indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"can't write {file}: {error.strerror}; without this file, a resumed run reads the "
+                f"beginning of the epoch again: ask its owner to run this command"
+            ) from None
         log.info("%d images in %d shards: %s", sum(counts.values()), len(counts), file)
     for part in ("validation", "test"):
         if settings.dataset != "synthetic" and (folder / part).is_dir():

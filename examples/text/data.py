@@ -164,11 +164,17 @@ def files(settings: Settings) -> list[Path]:
 def read(folder: Path) -> np.ndarray:
     """Return the bytes of all .txt files in a folder, uint8, in the order of their names.
 
+    Hidden files, such as those that macOS adds, are left out. What is not taken is logged.
+
     Raises:
         UsageError: there is no such file, all are empty, or one can't be read.
     """
+    found = sorted(folder.glob("*"))
+    paths = [path for path in found if path.match("[!.]*.txt")]
+    if others := [path for path in found if path not in paths and path.suffix != ".bin"]:
+        log.info("%d not taken, such as %s", len(others), others[0])
     try:
-        texts = [np.fromfile(path, np.uint8) for path in sorted(folder.glob("*.txt"))]
+        texts = [np.fromfile(path, np.uint8) for path in paths]
     except OSError as error:
         raise UsageError(f"can't read {error.filename}: {error.strerror}") from None
     if not sum(map(len, texts)):

@@ -85,7 +85,9 @@ def shown(project: Path, folder: Path, files: dict[str, bytes]) -> dict[str, str
 
 def test_images_of_more_than_8_bits_keep_their_range(images: Path, tmp_path: Path) -> None:
     wide = patches(65535)
+    black_is_zero, white_is_zero = (struct.pack("<HHIH", 262, 3, 1, value) for value in (1, 0))
     files = {
+        "white.tiff": encoded(65535 - wide, "TIFF").replace(black_is_zero, white_is_zero),
         "8.png": encoded(patches(255).astype(np.uint8), "PNG"),
         "16.png": encoded(wide, "PNG"),
         "16.tiff": encoded(wide, "TIFF"),
@@ -98,13 +100,22 @@ def test_images_of_more_than_8_bits_keep_their_range(images: Path, tmp_path: Pat
         assert greys == " ".join(map(str, GREYS)), name
 
 
-def test_an_image_whose_range_is_unknown_is_refused(images: Path, tmp_path: Path) -> None:
+def test_images_are_turned_or_refused_as_they_say(images: Path, tmp_path: Path) -> None:
     files = {
         "float.tiff": encoded(patches(255).astype(np.float32), "TIFF"),
         "long.tiff": encoded(patches(65535).astype(np.int32), "TIFF"),
     }
     for name, line in shown(images, tmp_path, files).items():
         assert line.startswith(str(tmp_path / name)) and "8 or 16 bits" in line, line
+    with Image.open(io.BytesIO(encoded(patches(255).astype(np.uint8).T, "PNG"))) as grey:
+        exif = grey.getexif()
+        exif[0x112] = 5  # its rows are columns
+        file = io.BytesIO()
+        grey.save(file, "PNG", exif=exif)
+    (line,) = shown(images, tmp_path, {"turned.png": file.getvalue()}).values()
+    assert line == " ".join(map(str, GREYS))
+    (line,) = shown(images, tmp_path, {"cut.ppm": b"P6"}).values()
+    assert line == f"{tmp_path / 'cut.ppm'} is not a readable image: remove it"
 
 
 def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> None:
@@ -247,3 +258,13 @@ def test_other_data_without_a_sample_is_an_error(tmp_path: Path, example: str, k
     (root / "data/table.csv").write_text(",".join([*(f"x{n}" for n in range(1, 9)), "y"]) + "\n")
     code, said = make_data(root, root / "data", kind)
     assert code == 1 and "error: " in said, said
+
+
+def test_text_in_other_files_is_named(tmp_path: Path) -> None:
+    root = render_project(tmp_path / "demo", example="text")
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data/a.txt").write_text("to be or not to be " * 100)
+    for name in ("._a.txt", "b.TXT"):
+        (root / "data" / name).write_text("no " * 100)
+    code, said = make_data(root, root / "data", "text")
+    assert code == 0 and "1900" in said and "2 not taken, such as " in said, said

@@ -11,6 +11,7 @@ import os
 import tarfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, count, islice
 from operator import index as as_integer
 from pathlib import Path
@@ -45,6 +46,15 @@ def say_left_out(others: Sequence[str]) -> None:
         log.info("%d not taken, such as %s", len(others), others[0])
 
 
+@contextmanager
+def _errors_explained() -> Iterator[None]:
+    """Turn errors of reading into a UsageError with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"can't read {error.filename}: {error.strerror}") from None
+
+
 class Files:
     """Images as files, with a folder for each class.
 
@@ -59,12 +69,13 @@ class Files:
         others = [str(path) for path in folder.glob("*") if path.name not in numbers]
         self.places = []
         for name, label in numbers.items():
-            entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
-            for file in sorted(entries, key=lambda entry: entry.name):
-                if _is_image(file.name) and file.is_file():
-                    self.places.append((file.path, label))
-                else:
-                    others.append(file.path)
+            with _errors_explained():
+                entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
+                for file in sorted(entries, key=lambda entry: entry.name):
+                    if _is_image(file.name) and file.is_file():
+                        self.places.append((file.path, label))
+                    else:
+                        others.append(file.path)
         say_left_out(others)
 
     def __len__(self) -> int:
@@ -72,7 +83,8 @@ class Files:
 
     def __getitem__(self, index: int) -> Sample:
         path, label = self.places[index]
-        return Sample(path, Path(path).read_bytes(), label)
+        with _errors_explained():
+            return Sample(path, Path(path).read_bytes(), label)
 
 
 class Tar:

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from .engine import UsageError
@@ -55,14 +55,19 @@ def center(sample: Sample, size: int) -> Tensor:
 
 
 def opened(sample: Sample) -> Image.Image:
-    """Return an image with its size read but its pixels not decoded yet.
+    """Return an image with its size read; its pixels are decoded later, unless it has to be turned.
 
     Raises:
-        UsageError: the content is not an image.
+        UsageError: the content is not an image, or has too many pixels.
     """
     try:
-        return Image.open(io.BytesIO(sample.content))
-    except (OSError, Image.DecompressionBombError):
+        image = Image.open(io.BytesIO(sample.content))
+        return ImageOps.exif_transpose(image) if "exif" in image.info else image
+    except Image.DecompressionBombError:
+        raise UsageError(
+            f"{sample.name} has too many pixels: shrink it, or raise PIL.Image.MAX_IMAGE_PIXELS"
+        ) from None
+    except (OSError, SyntaxError, ValueError):
         raise UsageError(f"{sample.name} is not a readable image: remove it") from None
 
 
@@ -95,6 +100,8 @@ def in_color(image: Image.Image) -> Image.Image:
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
         raise ValueError("it has values of 32 bits, of which none is known to be white")
     if image.mode.startswith("I"):
-        most = 4095 if getattr(image, "tag_v2", {}).get(258) == (12,) else 65535
-        image = Image.fromarray((np.asarray(image) * (255 / most)).round().astype(np.uint8))
+        tags = getattr(image, "tag_v2", {})
+        grey = np.asarray(image) / (4095 if tags.get(258) == (12,) else 65535)
+        grey = 1 - grey if tags.get(262) == 0 else grey  # a TIFF in which 0 is white
+        image = Image.fromarray((grey * 255).round().astype(np.uint8))
     return image.convert("RGB")
