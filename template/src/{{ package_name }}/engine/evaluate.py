@@ -58,7 +58,8 @@ class Evaluator:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
 
         Returns:
-            The evaluation of the test samples; up to 16 of this rank's and their predictions.
+            The evaluation of up to 16 test samples on each rank; this rank's, and their
+            predictions.
 
         Raises:
             UsageError: `best` of the learner is not the name of a validation metric with "min" or
@@ -71,8 +72,8 @@ class Evaluator:
                 f"best in model.py is {self.learner.best!r}: it must be a metric of the validation "
                 f'and "min" or "max", and the metrics are {", ".join(found)}'
             )
-        tested = self._evaluate(test, "test", 0, self.world.size)
-        return tested, self.predict(test, min(16, self.settings.test_batch_size))
+        few = min(16, self.settings.test_batch_size)
+        return self._evaluate(test, "test", 0, few * self.world.size), self.predict(test, few)
 
     def evaluate(self, dataset: Dataset, split: str, step: int) -> Evaluation:
         """Return the metrics over a map-style dataset; every rank calls this.
