@@ -134,7 +134,7 @@ GPU = "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=gpu,long"
         (
             [(GPU, GPU.replace("gpu,long", "long"))],
             {"partition": "scavenge", "qos": ""},
-            "jobs in cpu, gpu, gpu_debug may stop jobs in scavenge (mode REQUEUE, after 60 s)",
+            "may stop jobs in scavenge (mode REQUEUE; to save: GraceTime 60 s, ",
         ),
         # One that refuses jobs of several nodes, of one node, or of all of a node's CPUs.
         (

@@ -84,7 +84,7 @@ def bound_device(device: torch.device, backend: str) -> torch.device | None:
     that LOCAL_RANK or the rank suggests, not the current one. In older versions, the option makes
     NCCL connect at once, and hangs with some of them (https://github.com/pytorch/pytorch/issues/153960).
     """
-    return device if backend == "nccl" and torch.__version__ >= (2, 15) else None
+    return device if backend == "nccl" and torch.__version__ >= "2.15" else None
 
 
 def gpu_properties(device: torch.device) -> object:
