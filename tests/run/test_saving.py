@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,6 +108,9 @@ def test_a_state_is_written_as_it_is(saver: "Checkpointing", tmp_path: Path) -> 
     # The versions of the layers' states, by which torch reads old ones.
     assert found["network"]._metadata == state["network"]._metadata
     assert found["network"]["0.weight"].stride() == network[0].weight.stride()
+    # A learning rate of a schedule that is made with NumPy.
+    saver.start_writing({"rate": np.cos(0.0)}, 2, False, before=lambda: None)
+    assert saver.wait() and written(tmp_path, 2) == {"rate": 1.0}
 
 
 class Failing(io.FileIO):

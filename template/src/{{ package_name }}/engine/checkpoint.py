@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -108,7 +109,8 @@ class Checkpointing:
                 return IN_SHARDS
             if isinstance(leaf, Tensor):
                 return self._copied(key_path, leaf) if self.world.is_main else None
-            return leaf
+            # A schedule made with NumPy gives its numbers, which torch refuses to load.
+            return leaf.item() if isinstance(leaf, numpy.generic) else leaf
 
         with torch.no_grad():
             state = each_leaf(copied, state)
