@@ -2,7 +2,7 @@
 # Brings the newest version of the template into this project: `make update`. Arguments go to `copier update`.
 # Copier works in a temporary clone, which also gets the edits that git does not see: those in ignored files,
 # and in files with the flags skip-worktree or assume-unchanged. This folder changes after that has succeeded.
-set -euo pipefail
+set -Eeuo pipefail
 unset CDPATH && cd "$(dirname "$0")/.."
 fail() {
     echo "error: $*; ${undo:-nothing has changed}" >&2
@@ -29,7 +29,7 @@ GIT_LFS_SKIP_SMUDGE=1 git clone --quiet --shared "$top" "$folder/clone"
     # Ignored files where the template has some, except secrets and what other programs write.
     git ls-files --others --ignored --exclude-standard -- ':(glob)*' .github configs container docs scripts slurm \
         src tests ':!.env' ':!slurm/site.sh' ':!*.pyc' ':!container/env'
-} | while IFS= read -r name; do find "./$name" -type f -size -1024k 2>/dev/null || true; done >"$folder/hidden"
+} | while IFS= read -r name; do find "./$name" -maxdepth 0 -type f -size -1024k 2>/dev/null || true; done >"$folder/hidden"
 tar -cf - -T "$folder/hidden" | tar -xpf - -C "$clone"
 # Copier refuses to write through links that lead outside the project.
 find "$clone" -name .git -prune -o -type l -exec rm {} +
@@ -76,5 +76,5 @@ tell gone "deleted or replaced, with your edits: 'git checkout HEAD -- FILE' bri
 tell back "made again, because these files are yours, or new under a name that you deleted"
 tell kept "not changed, because git does not see your edits in them, or a link or repository of yours is there"
 tell merged "changed where git does not look; $saved has what you had"
-git diff --unified=0 -- .copier-answers.yml | sed -n 's/^\([-+][a-z]\)/answers: \1/p'
-echo "updated to $(recorded _commit): read 'git status' and 'git diff', run 'make setup test', and commit"
+git diff --unified=0 -- .copier-answers.yml | sed -n 's/^\([-+]\([a-z]\|- \)\)/answers: \1/p'
+[[ -z $(git status --porcelain) && ! -s $folder/merged ]] || echo "updated to $(recorded _commit): read 'git status' and 'git diff', run 'make setup test', and commit"
