@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 
-words: list[str] = []
+words = sys.argv[:0]  # Python 3.6 must be able to run this
 for word in sys.argv[1:]:
     try:
         text = os.environ.get(word[1:], "").replace("\\\n", " ")
