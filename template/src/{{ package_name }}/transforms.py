@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from .engine import UsageError
@@ -14,6 +14,9 @@ from .files import Sample
 
 Part = tuple[float, float, float, float]
 """Left, top, right and bottom of a crop, as shares of the image's width and height."""
+
+TURNS = dict(zip(range(2, 9), map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), strict=True))
+"""How to turn an image upright, by the orientation that a camera has written to its EXIF data."""
 
 
 def augment(sample: Sample, size: int, least: float) -> Tensor:
@@ -62,7 +65,8 @@ def opened(sample: Sample) -> Image.Image:
     """
     try:
         image = Image.open(io.BytesIO(sample.content))
-        return ImageOps.exif_transpose(image) if "exif" in image.info else image
+        turn = TURNS.get(image.getexif().get(274, 1)) if "exif" in image.info else None
+        return image if turn is None else image.transpose(turn)
     except Image.DecompressionBombError:
         raise UsageError(
             f"{sample.name} has too many pixels: shrink it, or raise PIL.Image.MAX_IMAGE_PIXELS"
