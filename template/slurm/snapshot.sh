@@ -3,7 +3,7 @@
 # shellcheck shell=bash
 
 # Functions of the user's shell may stand in for commands, such as a `cd` that lists its folder.
-unset CDPATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX # git sets the last four in its hooks
+unset CDPATH GREP_OPTIONS TAR_OPTIONS GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX # git sets these in its hooks
 for name in $(compgen -A function); do
     [[ $name == module ]] || ! { type -P "$name" || compgen -b "$name"; } >/dev/null || unset -f "$name"
 done
@@ -47,11 +47,12 @@ list_code() {
     fi | while IFS= read -r -d '' path; do
         if [[ -d $path ]]; then # a link
             [[ $(realpath "$(dirname "$path")")/ == "$(realpath "$path")"/* ]] ||
-                find "$path/" -name .git -prune -o -xtype f -print0 2>/dev/null || true
+                find "$path/" -name .git -prune -o -xtype f -print0 -o -type l -xtype d \
+                    -fprintf /dev/stderr 'warning: %p, a link in a linked folder, is left out of the code of the job\n' || true
         elif [[ -e $path ]]; then
             printf '%s\0' "$path"
         fi
-    done | grep -zvE '(^|/)(\.env(\.[^/]*)?|\.netrc|[^/]*\.(pem|key))(/|$)'
+    done | LC_ALL=C grep -azvE '(^|/)(\.env(\.[^/]*)?|\.netrc|[^/]*\.(pem|key))(/|$)'
 }
 
 # describe_code FOLDER: writes the commit and the uncommitted changes to the folder.
