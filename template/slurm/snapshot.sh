@@ -108,7 +108,7 @@ find_code() {
     done
     [[ $facts =~ SubmitTime=([0-9]+) ]] || fail "Slurm does not say when job $SLURM_JOB_ID was submitted, see above: submit it again"
     # A job that is submitted inside another job (salloc, JupyterHub) inherits these variables from it.
-    [[ $facts == *ArrayJobId=* ]] || unset SLURM_ARRAY_{JOB_ID,TASK_{ID,COUNT,MAX,MIN,STEP}}
+    [[ $facts == *ArrayJobId=* ]] || unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_{ID,COUNT,MAX,MIN,STEP}
     [[ $facts != *" Restarts=0 "* ]] || unset SLURM_RESTART_COUNT
     [[ $facts != *HetJobId=* ]] || fail "this is a heterogeneous job, and all ranks would be in its first part: submit it without ':' and hetjob"
     origin=${SLURM_CLUSTER_NAME:-slurm}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}

@@ -30,8 +30,8 @@ def rehearsed(name: str) -> Iterator[None]:
     except Exception as error:
         log.exception("%s was called with a few samples, before the first step", name)
         raise UsageError(
-            f"{name} failed for a few samples, before the first step ({type(error).__name__}: "
-            f"{error}): correct it, or let it work for so few"
+            f"{name} failed with {type(error).__name__}: {error}; before the first step, it gets a "
+            "few samples: correct it, or let it work for so few"
         ) from None
 
 
