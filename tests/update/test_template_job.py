@@ -31,6 +31,7 @@ KEPT = (
     "template.yml",
     "Makefile.jinja",
     "update.sh",
+    "with_words.py",
 )
 KEPT += (".gitlab-ci.yml.jinja", "{{ _copier_conf.answers_file }}.jinja", ".gitignore.jinja")
 BRANCH = "template-update"

@@ -155,7 +155,7 @@ def describe(argv: Sequence[str]) -> Iterator[str]:
 
 def forget(job: Job) -> None:
     """Remove the files that a killed job leaves in logs/."""
-    names = ("code-{}", "died-{}", "bad-nodes-{}", "failed-{}-*")
+    names = ("code-*-{}-*", "died-*-{}", "bad-nodes-*-{}", "failed-*-{}-*")
     for path in (path for name in names for path in Path("logs").glob(name.format(job.id))):
         path.unlink(missing_ok=True)
 

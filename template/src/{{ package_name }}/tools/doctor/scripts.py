@@ -79,7 +79,7 @@ def _start(job: Script) -> Finding:
     script = "CODE_SNAPSHOT=0\n" + job.start + VERSION % ("image" if job.image else "setup")
     done = subprocess.run(
         ["bash", "-c", script],
-        env={"SLURM_JOB_ID": "0", **os.environ, "SLURM_SUBMIT_DIR": os.getcwd()},
+        env={**os.environ, "SLURM_JOB_ID": "0", "SLURM_SUBMIT_DIR": os.getcwd()},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
