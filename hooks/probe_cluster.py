@@ -397,7 +397,7 @@ def gpu_answers(partition: Partition) -> List[Answer]:
 def cpus_answer(main: Partition, cpu: Optional[Partition]) -> Answer:
     """Return the CPUs of a rank: the share of a GPU, and at most half of a node without GPUs."""
     shares = [main.cpus_of(node) // sum(node.gpus.values()) for node in main.gpu_nodes]
-    facts = [f"{min(shares)} CPUs are the share of a GPU"] * bool(main.gpus)
+    facts = [f"{min(shares)} CPUs are the share of a GPU"] if shares else []
     if cpu:
         node = cpu.typical_node()
         facts.append(f"{node.cpus} CPUs on a node of {cpu.name}, where two ranks run without GPUs")

@@ -69,7 +69,8 @@ def test_gpus_and_two_partitions(cluster: Cluster, tmp_path: Path) -> None:
         "# default of a rank in main: 400 MiB\n",
         "# 2000 MiB are the share of a CPU\n",
         "# JobRequeue 1, PreemptType preempt/partition_prio, PreemptMode REQUEUE\n",
-        "# jobs in urgent may stop jobs in main (mode REQUEUE; to save: GraceTime 0 s, KillWait 30 s)\n",
+        "# jobs in urgent may stop jobs in main (mode REQUEUE; to save: GraceTime 30 s, "
+        "KillWait 30 s)\n",
         "# sacctmgr does not answer: ask your site whether jobs need an account\n"
         "# account: not found\n",
     ):
