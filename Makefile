@@ -72,7 +72,6 @@ lint: .venv/ready ## run the linters only
 	$(PYTHON) -m mypy
 	.venv/bin/shellcheck .ci/run scripts/*.sh
 	$(VENV)/bin/codespell
-	$(PYTHON) scripts/words.py
 
 docs: .docs/venv/ready ## build the site of all pages in .docs/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 .docs/venv/bin/python -m mkdocs build --strict

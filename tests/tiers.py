@@ -19,11 +19,7 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_wandb.py",
         "run/test_wandb_sweep.py",
     ),
-    "Updates with migrations and from the oldest versions, and the weekly look for a new one": (
-        "update/test_migrations.py",
-        "update/test_moved.py",
-        "update/test_template_job.py",
-    ),
+    "The weekly look for a new version of the template": ("update/test_template_job.py",),
     "Commands that check a cluster or watch runs, and messages when a run ends": (
         "run/test_acceptance.py",
         "run/test_check_comm.py",

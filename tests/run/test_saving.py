@@ -211,7 +211,7 @@ def test_a_step_that_is_written_again_counts_at_each_moment(
 
 
 def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
-    """Earlier versions saved such checkpoints. The run must not start again at step 0."""
+    """The run must not start again at step 0."""
     from demo.engine.checkpoint_files import IN_SHARDS, load
     from demo.engine.errors import UsageError
 

@@ -73,7 +73,7 @@ def test_values_are_what_they_look_like(
 
 
 def test_settings_that_pyyaml_wrote_read_the_same(project: Path, yaml_file: Path) -> None:
-    """The config.yaml of runs, of earlier versions too: PyYAML quotes what YAML 1.1 needs."""
+    """The config.yaml of runs: PyYAML quotes what YAML 1.1 needs."""
     from demo.settings import Settings
 
     words = "010 08 0o17 0b11 0x1F 1_000 1:30 1e-3 1.5e3 -.5 .5 +1 ~ null on Yes true 2026-01-30"

@@ -49,12 +49,3 @@ def test_it_trains_and_passes_its_tests(bare: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"\b6 passed", done.stdout), done.stdout
-
-
-@pytest.mark.parametrize("answer", [False, "false"])
-def test_the_answer_to_the_former_question_is_read(tmp_path: Path, answer: object) -> None:
-    """From an answers file, or from the command line."""
-    project = render_project(tmp_path / "demo", comm_check=answer)
-    assert (project / "slurm/doctor.sbatch").exists()
-    assert not (project / "slurm/check_comm.sbatch").exists()
-    assert "- check_comm" not in (project / ".copier-answers.yml").read_text()

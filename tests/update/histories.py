@@ -1,6 +1,8 @@
 """Git histories for the tests of updates: releases of the template, and projects with commits."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from renderer import cached
 
 # Environment variables with the author that git needs for a commit.
 IDENTITY = {"GIT_AUTHOR_NAME": "Test", "GIT_COMMITTER_NAME": "Test", "EMAIL": "test@example.org"}
+
+# Where `make update` finds Copier.
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -54,3 +59,17 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}
     }
+
+
+def make_update(
+    folder: Path, arguments: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `make update` without a terminal."""
+    return subprocess.run(
+        ["make", "update", f"ARGS={arguments}"],
+        cwd=folder,
+        env={**ENVIRONMENT, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )

@@ -10,11 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from histories import IDENTITY, commit, contents, git, render, replace
+from histories import ENVIRONMENT, IDENTITY, commit, contents, git, make_update, render, replace
 from renderer import copy_template
-
-ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,20 +39,6 @@ def project(template: Path, tmp_path: Path) -> Path:
     folder = render(template, tmp_path / "project", {"package_name": "demo"}, "v1.0.0")
     commit(folder, "From the template")
     return folder
-
-
-def make_update(
-    folder: Path, arguments: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run `make update` without a terminal."""
-    return subprocess.run(
-        ["make", "update", f"ARGS={arguments}"],
-        cwd=folder,
-        env={**ENVIRONMENT, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_every_kind_of_edit_is_kept_and_told(project: Path, tmp_path: Path) -> None:

@@ -334,16 +334,6 @@ def test_conflicts_deletions_and_new_questions_are_named(site: Site) -> None:
     assert "# ours" in site.proposed(".gitignore")
 
 
-def test_a_migration_needs_a_person(site: Site) -> None:
-    questionnaire = site.template / "copier.yml"
-    migration = "_migrations:\n  - version: v2.0.0\n    command: touch migrated\n"
-    replace(questionnaire, "_migrations:\n", migration)
-    site.release("v2.0.0")
-    code, said = site.run(propose=True)
-    assert (code, said.count("\n")) == (1, 1) and "run 'make update ARGS=--trust' by hand" in said
-    assert not site.requests() and git(site.origin, "branch", "--list").split() == ["*", "main"]
-
-
 @pytest.mark.parametrize("propose", [False, True], ids=["tell", "propose"])
 def test_a_template_out_of_reach(site: Site, propose: bool) -> None:
     site.template.rename(site.template.with_name("moved"))

@@ -62,12 +62,8 @@ class Learner:
         """Check the names of the methods.
 
         Raises:
-            UsageError: a method has a name of an earlier version, or the name of a hook that does
-                not exist.
+            UsageError: a method has the name of a hook that does not exist.
         """
-        now = {"weigh": "batch_weight", "conclude": "compute_metrics", "units": "fsdp_units"}
-        for old in now.keys() & vars(cls).keys():
-            raise UsageError(f"the method {old} in model.py is now called {now[old]}: rename it")
         for name in vars(cls):
             if name.startswith("on_") and not hasattr(Learner, name):
                 hooks = ", ".join(each for each in vars(Learner) if each.startswith("on_"))

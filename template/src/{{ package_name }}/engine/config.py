@@ -318,8 +318,6 @@ class Settings:
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold lines of 'setting: value', not {values!r}")
         values.pop("config", None)  # the config.yaml of a run contains it
-        if values.get("track_all_ranks") is False:  # earlier versions wrote it to config.yaml
-            del values["track_all_ranks"]
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := [str(key) for key in values if key not in known]:
             near = difflib.get_close_matches(unknown[0], known, n=1)

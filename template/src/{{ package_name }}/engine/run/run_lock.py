@@ -48,7 +48,7 @@ class Attempt:
         restart: how often Slurm has requeued the job.
         start: how often the batch script has started the ranks again, since the last requeue.
         ended: whether the attempt has released the folder.
-        began: when it took the folder, in seconds since 1970; 0 in a file of an earlier version.
+        began: when it took the folder, in seconds since 1970.
         origin: cluster, number and time of submission of the job that the run is named after; "" if
             no batch script says it.
     """
@@ -62,7 +62,7 @@ class Attempt:
     restart: int
     start: int = 0
     ended: bool = False
-    began: float | int = 0
+    began: float | int
     origin: str = ""
 
     @classmethod
