@@ -118,7 +118,7 @@ BAD: dict[str, list[Any]] = {
     "description": ["a\nb", "x" * 121, " a"],
     "author_name": ["", "a\nb"],
     "launcher": ["mpirun", ""],
-    "environment": ["poetry", "pixi"],
+    "environment": ["poetry"],
     "license": ["GPL"],
     "sweep": ["ray"],
     "ci": ["jenkins"],
@@ -127,7 +127,6 @@ BAD: dict[str, list[Any]] = {
 }
 # What makes a question asked at all.
 PARENTS: dict[str, dict[str, Any]] = {
-    "environment": {"accelerator": "amd"},
     "task_options": {"gpu_request": "gpus_per_task"},
     "memory_scope": {"memory": "8G", "gpu_request": "none"},
     "container_image": {"container": "apptainer"},

@@ -259,7 +259,7 @@ def test_every_command_is_run_or_says_what_it_needs(
 def unmapped(text: str, tests: Mapping[str, str], used: set[str]) -> Iterator[str]:
     """Yield the commands of a page that no test runs, and that need nothing special."""
     for command in pages.commands(text):
-        line = re.sub(r"^\.(venv|conda|pixi/env)/bin/(?!python -m pytest)", "", command.line)
+        line = re.sub(r"^\.(venv|conda)/bin/(?!python -m pytest)", "", command.line)
         patterns = [pattern for pattern in tests if fnmatchcase(line, pattern)]
         used.update(patterns)
         if not patterns and not command.needs:

@@ -144,7 +144,7 @@ def run(command: list[str]) -> None:
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
-@pytest.mark.parametrize("environment", ["venv", "conda", "pixi"])
+@pytest.mark.parametrize("environment", ["venv", "conda"])
 def test_a_project_passes_its_own_linter(
     render: Renderer, tool: dict[str, str], tmp_path: Path, environment: str
 ) -> None:

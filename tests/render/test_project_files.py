@@ -10,7 +10,6 @@ import yaml
 from citation import check_citation
 from classes import Classes
 from packaging.requirements import Requirement
-from pixi_manifest import check_manifest
 from renderer import QUESTIONNAIRE, TEMPLATE, Renderer, tomllib
 
 # Patterns of .editorconfig as those of fnmatch.
@@ -137,35 +136,6 @@ def test_words_that_yaml_takes_for_something_else_stay_words(render: Renderer) -
         check_citation(text)
         assert yaml.safe_load(text)["title"] == name
         assert '\ntitle: "' in text
-
-
-@pytest.mark.parametrize("trackers", [["tensorboard"], ["aim"]])
-@pytest.mark.parametrize("modes", [["cpu"], ["cpu", "multi_node"]])
-def test_pixi_takes_the_manifest(render: Renderer, modes: list[str], trackers: list[str]) -> None:
-    """Aim has no build for Windows, where an environment for all platforms would not be solved."""
-    answers = {"environment": "pixi", "launch_modes": modes, "trackers": trackers}
-    files = render({**answers, "package_name": "my_net"})
-    found = check_manifest(files["pixi.toml"])
-    cpus = ["linux-64", "linux-aarch64", "osx-arm64", *["win-64"] * ("aim" not in trackers)]
-    gpus = {"gpu": ["linux-64-cuda", "linux-aarch64-cuda"]} if len(modes) > 1 else {}
-    assert found == {"default": cpus, **gpus}
-    (project,) = tomllib.loads(files["pixi.toml"])["pypi-dependencies"]
-    python = tomllib.loads(files["pyproject.toml"])["project"]
-    assert project == python["name"] == "my-net"
-    (newest,) = python["optional-dependencies"]["tested"]
-    oldest = next(each for each in python["dependencies"] if each.startswith("torch>"))
-    wanted = re.findall('pytorch-[cg]pu = "(.*)"', files["pixi.toml"])
-    expected = f"{oldest},{newest.removeprefix('torch')}".removeprefix("torch")
-    assert wanted == [expected] * len(found)
-
-
-def test_pixi_has_the_extra_for_pytorch_only_where_it_is_read(render: Renderer) -> None:
-    def tested(**answers: object) -> bool:
-        text = render({"environment": "pixi", "setup": "full", **answers})["pyproject.toml"]
-        return "tested" in tomllib.loads(text)["project"]["optional-dependencies"]
-
-    assert not tested(tools=[])
-    assert tested(tools=["doctor"]) and tested(tools=[], container="apptainer")
 
 
 @pytest.mark.parametrize("modes", [["cpu"], ["cpu", "single_node"]], ids=str)

@@ -215,7 +215,7 @@ def test_package_names_that_hide_a_module_are_reserved() -> None:
     reserved = set(environment.get_template("hooks/reserved.jinja").module.reserved_names)
     ours = (
         "torch numpy yaml tyro pydantic tqdm tensorboard wandb aim mlflow trackio optuna tests src "
-        "python pytorch_cpu pytorch_gpu pixi"
+        "python pytorch_cpu pytorch_gpu"
     )
     modules = {name for name in sys.stdlib_module_names if name[0] != "_" and name.islower()}
     words = {name for name in keyword.kwlist + keyword.softkwlist if name[0] != "_"}

@@ -18,7 +18,7 @@ def workflows(render: Renderer) -> dict[str, str]:
         str(path.relative_to(TEMPLATE)): path.read_text()
         for path in Path(TEMPLATE, ".github/workflows").glob("*.yml")
     }
-    for environment in ("venv", "uv", "conda", "pixi"):
+    for environment in ("venv", "uv", "conda"):
         files = render({"ci": "github", "environment": environment})
         for path in (".github/workflows/ci.yml", ".github/workflows/template.yml"):
             found[f"{environment}: {path}"] = files[path]

@@ -74,7 +74,7 @@ SAMPLES: dict[str, list[Any]] = {
     "cpu_sbatch_options": ["", "--qos=normal\n--mem=1G\n--exclusive"],
     "srun_options": ["", "--cpu-bind=none\n--gpu-bind=none"],
     "site_script": ["", "export NCCL_SOCKET_IFNAME=ib0 A='it is'  # b\nMASTER_ADDR=$(hostname)-ib"],
-    "environment": ["venv", "uv", "conda", "pixi"],
+    "environment": ["venv", "uv", "conda"],
     "modules": ["", "python/3.12\ncuda/12.4\nnccl", "use /opt/modules\npython/3.12"],
     "module_purge": [True, False],
     "container": ["none", "apptainer", "pyxis"],
@@ -112,7 +112,7 @@ def launch_variants() -> Iterator[Answers]:
         subsets(MODES, least=1),
         ("srun", "torchrun"),
         ("none", "apptainer", "pyxis"),
-        ("venv", "uv", "conda", "pixi"),
+        ("venv", "uv", "conda"),
     ):
         if container == "pyxis" and environment != "venv":  # one is enough for an existing image
             continue
@@ -153,8 +153,6 @@ def settle(answers: Mapping[str, Any]) -> Answers:
         del kept["container_base_image"]
     if kept["launch_modes"] == ["cpu"]:
         del kept["cpu_sbatch_options"]
-    if kept["environment"] == "pixi":
-        kept["accelerator"] = "nvidia"
     if kept["gpu_request"] == "none" and kept.get("memory_scope") == "gpu":
         del kept["memory_scope"]
     if kept["gpu_request"] == "gpus_per_task":
@@ -175,14 +173,9 @@ def pairwise_variants() -> list[Answers]:
     samples = {**SAMPLES, "container": CONTAINERS}
     del samples["container_image"]
 
-    def fits(row: list[int]) -> bool:
-        """Return whether the first values of a row fit: `settle` would change them otherwise."""
-        first = {name: samples[name][at] for name, at in zip(samples, row, strict=False)}
-        return first.get("environment") != "pixi" or first["accelerator"] == "nvidia"
-
     variants = []
     numbers = [list(range(len(values))) for values in samples.values()]
-    for row in AllPairs(numbers, filter_func=fits):
+    for row in AllPairs(numbers):
         answers = {name: samples[name][at] for name, at in zip(samples, row, strict=True)}
         answers["container"], answers["container_image"] = answers["container"]
         variants.append(settle(answers))
@@ -329,10 +322,6 @@ def expected_files(given: Mapping[str, Any]) -> set[str]:
         files |= {f"{package}/tools/monitor/aim_server.py", "slurm/monitoring/aim_server.sbatch"}
     if a["environment"] == "conda":
         files |= {"environment.yml"}
-    if a["environment"] == "pixi":
-        files |= {"pixi.toml"}
-    if a["environment"] != "pixi" or a["container"] != "none":
-        files |= {"constraints.txt", "scripts/lock.py"}
     if a["container"] != "none":
         files |= {"container/install.sh", "slurm/build_image.sbatch"}
     if a["container"] == "apptainer" and not a["container_image"]:

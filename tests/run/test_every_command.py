@@ -21,11 +21,9 @@ from packaging.requirements import Requirement
 from renderer import render_project, shrink, tomllib
 from variants import MODES, PYXIS_IMAGE, SIF, TOOLS, Answers
 
-from . import pixi_stand_in
 from .test_setup import CONDA, made, refused, shell
 
-# With pixi, projects without a GPU have another set-up.
-ENVIRONMENTS = ("venv", "uv", "conda", "pixi", "pixi cpu")
+ENVIRONMENTS = ("venv", "uv", "conda")
 # What CI's machines have, or install: no test here may download it.
 STAND_INS = {"apt-get": "", "apptainer": 'touch "${@: -2:1}"\n', "pip": ""}
 OFFLINE = {
@@ -62,11 +60,10 @@ for folder in sys.argv[1:]:
 
 def answers_of(environment: str, tools: bool) -> Answers:
     """Return answers with all commands of an environment, or with those of no tool."""
-    environment, _, mode = environment.partition(" ")
     return {
         "setup": "full",
         "environment": environment,
-        "launch_modes": [mode] if mode else list(MODES),
+        "launch_modes": list(MODES),
         "trackers": [],
         "tools": list(TOOLS) if tools else [],
         "container": "apptainer" if tools else "none",
@@ -81,9 +78,7 @@ def project_of(folder: Path, answers: Answers) -> Path:
     for name, text in {**STAND_INS, "conda": CONDA}.items():
         (tools / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
         (tools / name).chmod(0o755)
-    if answers["environment"] == "pixi":
-        pixi_stand_in.make(tools)
-    elif answers["environment"] != "conda":
+    if answers["environment"] != "conda":
         venv = [sys.executable, "-m", "venv", "--without-pip", project / ".venv"]
         subprocess.run(venv, check=True)
         (packages,) = project.glob(".venv/lib/python*/site-packages")
@@ -104,8 +99,7 @@ def borrow(packages: Path) -> None:
 def variables(project: Path) -> dict[str, str]:
     """Return the environment variables of the machine that a project is set up on."""
     tools = f"{project.parent / 'bin'}:{shell(project)['PATH']}"
-    torch = {} if (project / "pixi.toml").exists() else {"TORCH": "torch"}
-    return {**OFFLINE, **torch, "PATH": tools, "PYTEST_ADDOPTS": "-k yours"}
+    return {**OFFLINE, "TORCH": "torch", "PATH": tools, "PYTEST_ADDOPTS": "-k yours"}
 
 
 def recipes(folder: Path, text: str, package: str) -> dict[str, str]:
@@ -139,7 +133,7 @@ def test_every_command_of_an_environment(
     jobs = [
         each
         for each in classes.of(JOBS)
-        if each.variant.answers.get("environment", "venv") == environment.partition(" ")[0]
+        if each.variant.answers.get("environment", "venv") == environment
     ]
     assert {job.path for job in jobs} == {".github/workflows/ci.yml", ".gitlab-ci.yml"}
     for command in dict.fromkeys(command for job in jobs for command in commands(job)):
@@ -160,7 +154,7 @@ def test_every_command_of_an_environment(
             continue
         made(project, target, *ARGUMENTS.get(target, ()), **env)
     assert (project / "container/release.sif").exists()
-    assert not [path for name in (".venv", ".conda", ".pixi/env*") for path in project.glob(name)]
+    assert not [path for name in (".venv", ".conda") for path in project.glob(name)]
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

@@ -18,10 +18,8 @@ from pathlib import Path
 
 import copier
 import pytest
-import rattler
 from renderer import TEMPLATE, render_project, shrink
 
-from . import pixi_stand_in
 from .conftest import PATIENCE, clean_environment
 
 # The tests' own tools, such as uv, come first.
@@ -305,68 +303,6 @@ def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
     assert commands() == [environment, f"{install}{channel} pytorch-gpu=2.10"]
 
 
-def test_pixi_makes_an_environment_that_jobs_run(tmp_path: Path) -> None:
-    """With a stand-in for pixi that solves and installs by pixi's library, on a small channel."""
-    project = render_project(tmp_path / "demo", environment="pixi", setup="full", trackers=[])
-    assert "pixi is missing: install it" in refused(project, "setup", PATH="/usr/bin:/bin")
-    assert "TORCH has no effect with pixi: write in" in refused(
-        project, "setup", "TORCH=torch==2.13.0"
-    )
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    pixi = {"PATH": f"{pixi_stand_in.make(tools).parent}:{TOOLS}"}
-    scratch = tmp_path / "scratch"
-    root = f"ENV_ROOT={scratch}"
-
-    def has(name: str) -> list[str]:
-        return [p.name for p in project.glob(f".pixi/{name}/conda-meta/pytorch-[cg]pu-*.json")]
-
-    made(project, "lock", **pixi)
-    assert (project / "pixi.lock").exists() and not (project / ".pixi").exists()
-    # A login node has no driver.
-    assert "no platform of gpu" in make(project, "setup", CONDA_OVERRIDE_CUDA="", **pixi).stderr
-    made(project, "setup", root, **pixi)
-    (folder,) = scratch.glob("demo-env-*")
-    assert (project / ".pixi/envs").readlink() == folder and (scratch / ".cache/pixi").is_dir()
-    assert (project / ".pixi/env").readlink() == Path("envs/gpu")
-    assert has("env") == ["pytorch-gpu-2.13.0-0.json"]
-    lock = rattler.LockFile.from_path(project / "pixi.lock")
-    solved = {name: {str(p) for p in each.platforms()} for name, each in lock.environments()}
-    cpus = {"linux-64", "linux-aarch64", "osx-arm64", "win-64"}
-    assert solved == {"default": cpus, "gpu": {"linux-64-cuda", "linux-aarch64-cuda"}}
-
-    # No pixi is needed for a job, nor to unpack the packages on another disk.
-    submit(project, "slurm/train_cpu.sbatch", "--dataset=synthetic", "--run-dir=runs/job", *QUICK)
-    facts = json.loads((project / "runs/job/provenance.json").read_text())
-    assert facts["python"]["executable"] == str(project / ".pixi/env/bin/python")
-    made(project, "pack", **pixi)
-    subprocess.run(["tar", "-xf", project / "packages.tar", "-C", tools], check=True)
-    python = [tools / "env/bin/python", "-c", "import sys, torch; print(sys.prefix)"]
-    done = subprocess.run(python, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{tools}/env\n"
-
-    made(project, "setup-cpu", root, **pixi)
-    assert has("env") == ["pytorch-cpu-2.13.0-0.json"] and has("envs/gpu")
-    (project / "pixi.log").unlink()
-    made(project, "lock", **pixi)
-    assert (project / "pixi.log").read_text() == "lock\n"
-    assert not (project / "constraints.txt").exists()
-    (project / ".pixi/config.toml").touch()
-    git = ["git", "-c", "init.defaultBranch=main", "-C", str(project)]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    ignored = [*git, "check-ignore", ".pixi/envs", ".pixi/env", ".pixi/config.toml", "pixi.lock"]
-    assert subprocess.check_output(ignored, text=True) == ".pixi/envs\n.pixi/env\n"
-
-    made(project, "clean-env")
-    assert os.listdir(project / ".pixi") == ["config.toml"] and not folder.exists()
-    # A set-up that is stopped leaves nothing that commands take for an environment.
-    reached = project / ".pixi/envs/gpu/conda-meta"
-    interrupt(project, ["setup"], reached.exists, **pixi)
-    assert "run 'make setup'" in make(project, "train").stderr
-    made(project, "setup", **pixi)
-    made(project, "train", "ARGS=--dataset=synthetic --trackers=none --max-steps=2")
-
-
 def test_a_pytorch_of_the_site_is_taken(tmp_path: Path) -> None:
     """Its module puts it on PYTHONPATH. The environment gets the missing packages."""
     project = shrink(render_project(tmp_path / "demo", setup="full", trackers=[]))
@@ -419,7 +355,7 @@ def test_the_constraints_are_their_owners(tmp_path: Path) -> None:
     assert (project / "constraints.txt").read_text() == "tqdm==4.66.5\n"
 
 
-@pytest.mark.parametrize("environment", ["venv", "uv", "conda", "pixi"])
+@pytest.mark.parametrize("environment", ["venv", "uv", "conda"])
 def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) -> None:
     """There is no Windows here: PowerShell's grammar accepts it, and it names the same commands."""
     import tree_sitter
@@ -435,12 +371,10 @@ def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) 
         script = (project / "scripts" / name).read_text()
         plain = " ".join(re.sub(r"[\"',\\@()]", " ", script).split())
         words = ("--constraint constraints.txt", "--editable .[dev]", "--index-url", "env update")
-        words += ("pixi install --environment",)
         return {each: plain.count(each) for each in words}
 
     assert counts("setup.ps1") == counts("setup.sh")
-    once = "pixi install --environment" if environment == "pixi" else "--constraint constraints.txt"
-    assert counts("setup.ps1")[once] == 1
+    assert counts("setup.ps1")["--constraint constraints.txt"] == 1
 
 
 @pytest.mark.slow

@@ -128,9 +128,7 @@ def set_up(root: Path, files: Mapping[str, str]) -> None:
         for path, text in files.items()
         if path.startswith(("slurm/", "configs/", "container/")) or path == "Makefile"
     }
-    kept |= {
-        f"{name}/bin/python": PYTHON for name in (".venv", ".conda", ".pixi/env", "container/env")
-    }
+    kept |= {f"{name}/bin/python": PYTHON for name in (".venv", ".conda", "container/env")}
     # The existing image in the sample answers does not exist here.
     finished = "container/install.sh" in files and "container/apptainer.def" not in files
     site_sh = SITE_SH + files["slurm/site.sh"] + "export IMAGE=container/image.sif\n" * finished

@@ -97,28 +97,6 @@ def test_a_job_reads_its_packages_and_data_from_its_nodes(
     assert job.log.count(f"interpreter  {python} (Python 3.") == 1 + job.restarts, job.log
 
 
-def test_an_environment_of_pixi_is_read_from_its_nodes(make_project: MakeProject) -> None:
-    """It is a link to one of .pixi/envs/, and has another name in the pack."""
-    project = make_project(launch_modes=["cpu"], environment="pixi", trackers=[])
-    cluster, root = project.cluster, project.root
-    (root / ".pixi/envs").mkdir(parents=True)
-    shutil.move(root / ".venv", root / ".pixi/envs/default")
-    (root / ".pixi/env").symlink_to("envs/default")
-    flags = (SCRIPT, "--dataset=synthetic", "--max-steps=5")
-    assert project.sbatch(*flags).summary["global_step"] == 5
-    (root / ".pixi/env/conda-meta").mkdir()
-    packed(project)
-    with disks(cluster) as disk:
-        site(project, disk, "packages.tar")
-        for where in (f"{disk}/stage-0-{{}}/env", f"{root}/.pixi/env"):
-            job = project.sbatch(*flags)
-            assert job.summary["global_step"] == 5
-            assert f"interpreter  {where.format(job.id)}/bin/python" in job.log, job.log
-            # The second job comes after a set-up.
-            later = (root / "packages.tar").stat().st_mtime + 1
-            os.utime(root / ".pixi/env/conda-meta", (later, later))
-
-
 def test_what_cannot_be_staged_is_said(make_project: MakeProject) -> None:
     """The error is one line before the training, and nothing stays on the nodes."""
     project = make_project(launch_modes=["cpu"], trackers=[])

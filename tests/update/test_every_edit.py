@@ -38,7 +38,7 @@ def tagged(folder: Path, tag: str) -> Path:
 
 
 def changed(folder: Path) -> Path:
-    """Return a repository with two versions: the present one, and one with a change of each kind."""
+    """Return a repository with two versions: the present one, and one with every kind of change."""
     template = copy_template(folder / "template")
     commit(template, "The present version", tag="v1.0.0")
     files, questions = template / "template", template / "copier.yml"

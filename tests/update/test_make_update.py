@@ -13,6 +13,7 @@ import pytest
 from histories import ENVIRONMENT, IDENTITY, commit, contents, git, make_update, render, replace
 from renderer import copy_template
 
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of this template, and a newer version with a change of each kind."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 import pages
 import pytest
 import yaml
-from histories import IDENTITY, commit, contents, git, render, replace
+from histories import IDENTITY, commit, contents, git, render
 from packaging.requirements import Requirement
 from renderer import QUESTIONNAIRE, copy_template
 
