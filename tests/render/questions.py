@@ -16,9 +16,10 @@ This page is for people who make a project, or change the answers of one. It lis
 the template, in the order in which Copier asks them.
 
 - With `setup: quick`, Copier asks the questions in **bold**. With `setup: full`, it asks all
-  questions. If it does not ask a question, the answer is the default.
-- Some questions depend on an earlier answer. For example, Copier asks for `mail_type` only if
-  `mail_user` has an answer.
+  questions, except those in *italics*: only data files, `--data` and settings answer these. If
+  Copier does not ask a question, the answer is the default.
+- Some questions depend on an earlier answer. For example, Copier asks for `memory_scope` only if
+  `memory` has an answer.
 - To give an answer in advance, use `--data NAME=VALUE`, or a YAML file with `--data-file FILE`.
 - Your site may have set answers in [Copier's settings](for-support-teams.md). They replace the
   defaults. With `setup: quick`, Copier does not ask these questions.
@@ -92,7 +93,7 @@ def row(name: str, question: Mapping[str, Any], render: Renderer) -> str:
         )
         words = (value if isinstance(value, str) else json.dumps(value) for value in values)
         meaning += f" ({', '.join(words)})"
-    title = name if question.get("ask") == FULL else f"**{name}**"
+    title = {FULL: name, False: f"*{name}*"}.get(question.get("ask"), f"**{name}**")
     usual = DEFAULTS.get(name) or default(question["default"])
     cells = (title, meaning, usual, decides(name, render))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -90,18 +90,8 @@ BAD: dict[str, list[Any]] = {
         "--exclude=n[1-2]",
     ],
     "site_script": [
-        *[
-            "#SBATCH --time=1",
-            "export A=1\n  #SBATCH --mem=0",
-            "export WANDB_API_KEY=x",
-            "secret=x",
-        ],
-        *["export A=1 WANDB_API_KEY=x", "declare -x HF_TOKEN='x'", 'export "WANDB_API_KEY=x"'],
-        *["[[ -n $A ]] && export WANDB_API_KEY=x", "export MYSQL_PWD=x", "PGPASS=x", "APIKEY=x"],
-        *["PASSPHRASE=x", "export http_proxy=http://user:pass@proxy:3128", "PGPASSWORD=123456"],
-        *["export NOTIFY_URL=https://chat.example.org/hooks/x", "NOTIFY_URL='x'"],
+        *["#SBATCH --time=1", "export A=1\n  #SBATCH --mem=0"],
         *["exit 1", "export A=1\nreturn", "exec bash", "exec srun a > b"],
-        *["export A='x", 'export A="x', "A=1 # don't\nB='"],
         *["set -eu", "set -o errexit", "set -u -o pipefail -e", "set -Eeuo pipefail"],
         *["a\r\nb", "a\0b", "a\u200bb", LONG, ["export A=1"]],
     ],
@@ -219,10 +209,7 @@ def test_free_text_arrives_unchanged(render: Renderer, text: str) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        *["export NCCL_IB_PKEY=0x8001", "UCX_IB_PKEY=0x8001", "OMPI_MCA_btl_openib_pkey=0x8001"],
-        *["TOKENIZERS_PARALLELISM=false", "export HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "MONKEY=a"],
-        *["HF_TOKEN_PATH=/a/b", "export HF_TOKEN=$(<~/.hf)", 'A_KEY="$B"', "PWD=/a OLDPWD=/b"],
-        *["http_proxy=http://proxy:3128", "http_proxy=http://user:$pass@proxy:3128"],
+        *["export NCCL_IB_HCA=mlx5", "http_proxy=http://user:$pass@proxy:3128"],
         *["exec 2>&1", "exec > >(tee log)", "exec 3<f", "exec &>log", "exec {fd}>log", "set +e"],
         *["set -u", "set -o pipefail", "if true; then\n    exit 0\nfi"],
         *["X=$'it\\'s'", "cat <<END\nit's\nEND", "A=$(awk -F'\"' '{print $1}' f)", "A=1;# don't"],
