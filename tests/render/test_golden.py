@@ -4,11 +4,13 @@ After an intended change, run `pytest tests/render/test_golden.py --update-golde
 difference as a user would read the script.
 """
 
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 from renderer import Renderer
 
+LAUNCHERS = ("srun", "torchrun")
 GOLDEN = Path(__file__).parent / "golden"
 ANSWERS = {
     "package_name": "demo",
@@ -29,14 +31,22 @@ SCRIPTS = [
 ]
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_batch_scripts(
     render: Renderer, pytestconfig: pytest.Config, launcher: str, script: str
 ) -> None:
-    text = render({**ANSWERS, "launcher": launcher})[f"slurm/{script}"]
-    name, _, kind = script.partition(".")
-    golden = GOLDEN / f"{name}.{launcher}.{kind}"
+    """Of torchrun, only the lines are kept that differ from those of srun."""
+    texts = {each: render({**ANSWERS, "launcher": each})[f"slurm/{script}"] for each in LAUNCHERS}
+    lines = [text.splitlines(keepends=True) for text in texts.values()]
+    change = "".join(unified_diff(*lines, *LAUNCHERS, n=0))
+    golden, text = (
+        (GOLDEN / script, texts["srun"])
+        if launcher == "srun"
+        else (GOLDEN / f"{script}.torchrun.diff", change)
+    )
     if pytestconfig.getoption("update_golden"):
-        golden.write_text(text)
-    assert text == golden.read_text(), f"{golden.name} differs: see the docstring of this test"
+        golden.write_text(text) if text else golden.unlink(missing_ok=True)
+    assert text == (golden.read_text() if golden.exists() else ""), (
+        f"{golden.name} differs: see the docstring of this test"
+    )

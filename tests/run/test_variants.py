@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from renderer import render_project, shrink
-from variants import TRACKERS, TREES, Tree, expected_files
+from renderer import Renderer, copy_template, render_project, shrink
+from variants import TRACKERS, TREES, Tree
 
 from .conftest import Job, clean_environment, srun
 from .test_examples import IMAGES, TABLE, TEXT
@@ -67,10 +67,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
     }
 
 
-def link(tree: Tree, whole: Path, folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def render(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """A function that renders answers to files."""
+    return Renderer(copy_template(tmp_path_factory.mktemp("source") / "template"))
+
+
+def link(tree: Tree, render: Renderer, whole: Path, folder: Path) -> Path:
     """Make the modules of a tree out of links to those of a whole project, compiled ones too."""
-    answers = {**tree.answers(), "package_name": "demo"}
-    for path in expected_files(answers):
+    for path in render({**tree.answers(), "package_name": "demo"}):
         if path.startswith("src/"):
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,11 +89,16 @@ def link(tree: Tree, whole: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_module_is_imported_and_every_command_helps(
-    whole: dict[tuple[str, str], Path], tmp_path: Path, part: int
+    render: Renderer, whole: dict[tuple[str, str], Path], tmp_path: Path, part: int
 ) -> None:
     trees = TREES[part::PARTS]
     folders = [
-        link(tree, whole[tree.example, tree.sweep.replace("none", "optuna")], tmp_path / str(tree))
+        link(
+            tree,
+            render,
+            whole[tree.example, tree.sweep.replace("none", "optuna")],
+            tmp_path / str(tree),
+        )
         for tree in trees
     ]
     done = subprocess.run(
