@@ -53,7 +53,7 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_benchmarks.py",
         "run/test_costs.py",
         "run/test_flops.py",
-        "run/test_plot.py",
+        "run/test_picture.py",
         "run/test_profile.py",
         "run/test_prune.py",
         "run/test_recompute.py",

@@ -20,7 +20,6 @@ MADE = (
         "data/MNIST/train.gz",
         "logs/demo-7.out",
         "runs/demo/log.txt",
-        "plot.png",
         "report.html",
         "runs.csv",
         "network.pt2",

@@ -62,8 +62,8 @@ SAMPLES: dict[str, list[Any]] = {
     "tools": [
         list(TOOLS),
         [],
-        ["doctor", "show", "report"],
-        ["check_comm", "acceptance", "plot", "evaluate", "export", "flops"],
+        ["doctor", "report"],
+        ["check_comm", "acceptance", "evaluate", "export", "flops"],
         ["predict", "prune", "profile"],
     ],
     "pre_commit": [False, True],

@@ -247,7 +247,7 @@ def test_usage_of_others_neither_hangs_nor_ends_a_command(
     launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from demo.engine.run import usage
-    from demo.tools import show
+    from demo.tools import runs
 
     run = launch(1, "--max-steps=5").run_dir
     (run / "attempts" / f"{10**15}.json").touch()
@@ -258,6 +258,6 @@ def test_usage_of_others_neither_hangs_nor_ends_a_command(
         (run / "attempts/2-usage.json").write_text(json.dumps(content | values))
         assert usage.total(run) == whole, values
     path.write_text(json.dumps(content | {"seconds": dict.fromkeys(whole.seconds, 0)}))
-    assert show.main([str(run)]) == 0
+    assert runs.main([str(run)]) == 0
     assert "usage" in capsys.readouterr().out
     assert ask(capsys, run)[-2][:3] == ["total", "1", "2"]

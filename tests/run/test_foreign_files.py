@@ -1,6 +1,6 @@
 """No file of another person runs code, hangs a command or copies a secret, whatever it contains.
 
-The tests replace each file that `train --resume`, `runs`, `show`, `prune`, `plot`, `sync` and
+The tests replace each file that `train --resume`, `runs`, `prune`, `report`, `sync` and
 `sweep` open by pickles with each kind of call. If a call is made, it creates a file. The second
 half replaces files by pipes, links, and archives that unpack to far too many bytes.
 """
@@ -162,8 +162,8 @@ def as_run(folder: Path, content: bytes) -> None:
     from demo.engine.checkpoint_files import Checkpoints
     from demo.engine.errors import UsageError
     from demo.settings import Settings
-    from demo.tools import runs, show
-    from demo.tools.plot import curves
+    from demo.tools import runs
+    from demo.tools.report import curves
     from demo.trackers.dispatch import known_ids
 
     for name in ("status.json", "provenance.json", "config.yaml", "trackers.json"):
@@ -172,8 +172,10 @@ def as_run(folder: Path, content: bytes) -> None:
     (folder / "best").write_bytes(content)
     runs.survey(runs.find_runs([folder]), time.time())
     tell_about(folder)
-    assert show.main([str(folder), str(folder)]) == 0
-    curves.load([folder])
+    other = folder.with_name("other")
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    assert runs.main([str(folder), str(other)]) == 0
+    curves.read_runs([folder])
     assert known_ids(folder) == {}
     with pytest.raises(UsageError):
         Checkpoints(folder).best()
@@ -183,10 +185,10 @@ def as_run(folder: Path, content: bytes) -> None:
 
 def tell_about(run: Path) -> None:
     """Call the commands that look at any run folder, and remove from it."""
-    from demo.tools import prune, runs, show
+    from demo.tools import prune, runs
 
     assert runs.main([str(run)]) == 0
-    assert show.main([str(run)]) == 0
+    assert runs.main([str(run), "--usage"]) == 0
     assert prune.main([str(run), "--dry-run"]) in (0, 1)
 
 
@@ -354,7 +356,7 @@ def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from demo.engine.errors import UsageError
-    from demo.tools.plot import curves
+    from demo.tools.report import curves
 
     (beside / "secret").write_text("hunter2\n")
     spoil(run / name, beside / "secret")
@@ -393,7 +395,7 @@ def test_aliases_and_long_lists_are_refused(run: Path, text: str, message: str) 
     """Aliases of aliases would expand to any number of values."""
     from demo.engine.errors import UsageError
     from demo.settings import Settings
-    from demo.tools.plot.curves import read_settings
+    from demo.tools.runs import read_settings
 
     (run / "config.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):

@@ -131,8 +131,8 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
 
 def test_stops_are_marked_where_they_were(project: Path, stopped: Job, tmp_path: Path) -> None:
     from demo.tools import report
-    from demo.tools.plot import UNITS
-    from demo.tools.plot.curves import Group, read_runs
+    from demo.tools.report.curves import Group, read_runs
+    from demo.tools.report.picture import UNITS
 
     copied = shutil.copytree(stopped.run_dir, tmp_path / "copied", copy_function=shutil.copyfile)
     (curves,) = read_runs([copied])
@@ -162,10 +162,12 @@ def test_stops_are_marked_where_they_were(project: Path, stopped: Job, tmp_path:
 def test_seeds_are_one_curve_that_names_those_that_did_not_end(
     project: Path, report: Report, seeds: Path
 ) -> None:
-    from demo.tools import plot
+    from demo.tools.report.curves import read_runs
+    from demo.tools.report.picture import figure as draw
+    from demo.tools.runs import find_runs
 
-    runs = plot.load([seeds])
-    figure = plot.figure(runs)
+    runs = read_runs(find_runs([seeds]))
+    figure = draw(runs)
     label = "seeds lr=0.15 (mean of 3 seeds; seed 2 preempted)"
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == [label, "seeds/other lr=0.01"]
@@ -189,8 +191,8 @@ def test_seeds_are_one_curve_that_names_those_that_did_not_end(
     for step, each in values.items():
         sides = {y for x, y in band.vertices if x == step}
         assert {min(each), max(each)} <= sides
-    assert len(plot.figure(runs, together=False).legends[0].get_texts()) == 4
-    over_time = plot.figure(runs, x="time").legends[0].get_texts()
+    assert len(draw(runs, together=False).legends[0].get_texts()) == 4
+    over_time = draw(runs, x="time").legends[0].get_texts()
     assert len(over_time) == 4
 
     page = report(seeds)
@@ -286,7 +288,7 @@ def test_what_is_damaged_or_missing_hides_nothing_else(report: Report, tmp_path:
     text = "".join(f"{json.dumps(each)}\n" for each in extremes)
     (tmp_path / "lines/metrics.jsonl").write_text(text)
     from demo.tools import report as module
-    from demo.tools.plot.curves import read_runs
+    from demo.tools.report.curves import read_runs
     from demo.tools.runs import find_runs
 
     assert "lines" in module.page_of(read_runs([whole, tmp_path / "lines"]))

@@ -263,7 +263,7 @@ def test_files_of_other_kinds_end_no_list(
 def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
     runs: ModuleType, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo.tools import plot, prune, show
+    from demo.tools import prune, report
 
     # Set the window's title, clear the screen, turn the line around.
     evil = "\x1b]0;x\x07\x1b[2J\u202e\x9b1m"
@@ -279,17 +279,17 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
     (run / "attempts").mkdir()
     (run / "attempts/1.json").write_text(json.dumps({"host": evil}))
     assert runs.main([str(run.parent)]) == 0
-    assert show.main([str(run)]) == 0
+    assert runs.main([str(run)]) == 0
     assert prune.main([str(run)]) == 0
     other = write_run(run.parent / "3")
     (other / "provenance.json").write_text('{"git": {}}')
-    assert show.main([str(run), str(other)]) == 0
+    assert runs.main([str(run), str(other)]) == 0
     empty = write_run(run.parent / "2")
     (empty / "metrics.jsonl").unlink()
-    assert plot.main([str(run.parent), f"--output={tmp_path}/plot.png"]) == 0
+    assert report.main([str(run.parent), f"--output={tmp_path}/plot.png"]) == 0
     # An error quotes the name of a metric.
     done = subprocess.run(
-        [sys.executable, "-m", "demo", "plot", str(run), "--metrics=other"],
+        [sys.executable, "-m", "demo", "report", str(run), "--output=x.png", "--metrics=other"],
         env=clean_environment(project),
         capture_output=True,
         text=True,
@@ -305,9 +305,9 @@ def test_torch_and_pyplot_are_not_needed(project: Path, tmp_path: Path) -> None:
     """A login node answers at once, and has no display."""
     write_run(tmp_path / "runs" / "1")
     code = (
-        "import sys; from demo.tools import plot, runs, show\n"
-        f"plot.main(['{tmp_path}/runs', '--output={tmp_path}/plot.png'])\n"
-        f"runs.main(['{tmp_path}/runs']); show.main(['{tmp_path}/runs/1'])\n"
+        "import sys; from demo.tools import report, runs\n"
+        f"report.main(['{tmp_path}/runs', '--output={tmp_path}/plot.png'])\n"
+        f"runs.main(['{tmp_path}/runs']); runs.main(['{tmp_path}/runs/1'])\n"
         "sys.exit(' '.join({'torch', 'matplotlib.pyplot'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

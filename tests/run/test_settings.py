@@ -134,7 +134,7 @@ def test_paths_may_hold_variables_and_begin_with_the_home_folder(
     from demo.engine.config import PATHS, read_flags
     from demo.engine.errors import UsageError
     from demo.settings import Settings
-    from demo.tools.plot import Flags
+    from demo.tools.report import Flags
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
@@ -162,7 +162,7 @@ def test_paths_may_hold_variables_and_begin_with_the_home_folder(
             with pytest.raises(UsageError) as caught:
                 Settings.parse(argv)
             assert message in str(caught.value) and "\n" not in str(caught.value)
-    flags = read_flags(Flags, ["$SCRATCH/a", "b", "--output=~/x.png"], "plot")
+    flags = read_flags(Flags, ["$SCRATCH/a", "b", "--output=~/x.png"], "report")
     assert flags.folders == (tmp_path / "scratch/a", Path("b"))
     assert flags.output == tmp_path / "home/x.png"
 

@@ -34,7 +34,7 @@ def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
     assert shown.split() == ["train", "download", "runs"]
     for name in ("README.md", "Makefile", "docs/slurm.md", "docs/multi-node.md", "docs/recipes.md"):
         text = (bare / name).read_text()
-        assert "doctor" not in text and "check_comm" not in text and "demo plot" not in text
+        assert "doctor" not in text and "check_comm" not in text and "demo report" not in text
 
 
 @pytest.mark.slow

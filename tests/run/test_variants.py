@@ -109,9 +109,7 @@ def test_every_module_is_imported_and_every_command_helps(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for tree, line in zip(trees, done.stdout.splitlines(), strict=True):
-        # What `report` shows comes from two others; `flops` is no command.
-        shown = ("plot", "show") if "report" in tree.tools else ()
-        names = {*tree.tools, *shown, "runs"} - {"flops"}
+        names = {*tree.tools, "runs"} - {"flops"}  # which is no command
         tools = [each.replace("_", "-") for each in names]
         tools += ["monitor"] * bool(tree.servers) + ["sweep"] * (tree.sweep != "none")
         if tree.trackers or tree.sweep == "wandb":

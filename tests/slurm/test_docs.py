@@ -20,8 +20,9 @@ PICTURE = os.environ.get("PICTURE")
 DRAW = """
 import sys
 from pathlib import Path
-from demo.tools.plot import figure, load
-runs, metrics = load([Path("runs/demo")]), ("validation/accuracy", "train/lr")
+from demo.tools.report.curves import read_runs
+from demo.tools.report.picture import figure
+runs, metrics = read_runs(sorted(Path("runs/demo").iterdir())), ("validation/accuracy", "train/lr")
 figure(runs, metrics, "seconds", together=False).savefig(sys.argv[1], dpi=120)
 """
 LONG = ("--dataset=synthetic", "--epochs=1000")
@@ -89,7 +90,7 @@ def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_
         assert job.wait().state == "COMPLETED", job.log
         job.run_dir.rename(project.root / "runs/demo" / name)
     command = (
-        ".venv/bin/python -m demo plot runs/demo --x=time --metrics validation/accuracy train/lr"
+        ".venv/bin/python -m demo report runs/demo --x=time --metrics validation/accuracy train/lr"
     )
     project.cluster.run(*command.split(), f"--output={picture}", cwd=project.root)
     if PICTURE:

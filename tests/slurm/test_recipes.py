@@ -97,7 +97,7 @@ def test_seeds(project: Project) -> None:
     shell(project, script)
     runs = sorted((project.root / "runs/seeds").glob("*/config.yaml"))
     assert [yaml.safe_load(path.read_text())["seed"] for path in runs] == [0, 1, 2, 3, 4]
-    assert (project.root / "plot.png").exists()
+    assert (project.root / "curves.png").exists()
 
 
 def test_last_weeks_training_again(project: Project, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     # The earlier state: another number in a module, no schedule, one more module, and every file
     # ended with another line.
-    replace(package / "tools/plot/__init__.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
+    replace(package / "tools/report/picture.py", "FEW_VALUES = 20", "FEW_VALUES = 15")
     replace(package / "train.py", '"""The training loop', '"""The old training loop')
     (package / "engine/schedule.py").unlink()
     for path in present:
@@ -134,7 +134,7 @@ def test_edits_are_kept(project: Path) -> None:
     package = project / "src" / "demo"
     model = '"""Our network."""\n\nfrom torch import nn\n\n\ndef build() -> nn.Module: ...\n'
     (package / "model.py").write_text(model)
-    replace(package / "tools/plot/__init__.py", '"""Draws the metrics of runs', '"""Our curves')
+    replace(package / "tools/report/picture.py", '"""Draws the metrics of runs', '"""Our curves')
     (package / "figures.py").unlink()
     script = project / "slurm" / "train_multi_node.sbatch"
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
@@ -153,8 +153,8 @@ def test_edits_are_kept(project: Path) -> None:
         assert updated[name] == edited[name], "nothing changes in a file that is the user's"
     assert "src/demo/figures.py" in updated, "one that is missing is made again"
     # Their line and ours in the same file.
-    assert '"""Our curves' in updated["src/demo/tools/plot/__init__.py"]
-    assert "FEW_VALUES = 20" in updated["src/demo/tools/plot/__init__.py"]
+    assert '"""Our curves' in updated["src/demo/tools/report/picture.py"]
+    assert "FEW_VALUES = 20" in updated["src/demo/tools/report/picture.py"]
     assert '"""The training loop' in updated["src/demo/train.py"]
     for name in ("slurm/train_multi_node.sbatch", "README.md"):
         kept = edited[name].replace("# The end of an earlier version", "")
@@ -227,11 +227,11 @@ def test_files_for_other_tools_that_were_there_first_are_kept(
 
 
 def test_both_sides_changed_a_line_and_git_shows_it(project: Path) -> None:
-    replace(project / "src/demo/tools/plot/__init__.py", "FEW_VALUES = 15", "FEW_VALUES = 7")
+    replace(project / "src/demo/tools/report/picture.py", "FEW_VALUES = 15", "FEW_VALUES = 7")
     commit(project, "Our own number")
-    text = update(project)["src/demo/tools/plot/__init__.py"]
+    text = update(project)["src/demo/tools/report/picture.py"]
     assert "<<<<<<<" in text and "FEW_VALUES = 7" in text and "FEW_VALUES = 20" in text
-    assert "UU src/demo/tools/plot/__init__.py" in git(project, "status", "--porcelain")
+    assert "UU src/demo/tools/report/picture.py" in git(project, "status", "--porcelain")
 
 
 def test_where_git_writes_crlf_the_same_files_change(

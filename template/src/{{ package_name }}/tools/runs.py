@@ -1,5 +1,7 @@
 """Lists runs with their status: `python -m <package> runs [FOLDER...] [--fail]`.
 
+`runs RUN_DIR` shows all about one run, and `runs RUN_DIR RUN_DIR` also how two runs differ.
+
 It reads the files in the run folders. If the process of a run died or hangs, the run can't write
 this itself. It is recognized because the run writes nothing, and by Slurm's state of its job.
 """
@@ -47,7 +49,8 @@ class Flags:
     It is lost if its job has left Slurm before the run wrote how it ended."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """folders of runs, of experiments or of all experiments; default: run_root of the settings"""
+    """folders of runs, of experiments or of all experiments; default: run_root of the settings.
+    For one run folder, show all about the run; for two, show also how they differ"""
     hours: float = math.inf
     """show only runs that wrote something in the last HOURS hours"""
     fail: bool = False
@@ -97,8 +100,10 @@ def main(argv: Sequence[str]) -> int:
     spent = costs.attempts(updated) if flags.usage or flags.csv else []
     if not runs:
         print(f"no runs in {', '.join(map(str, folders))}")
+    elif flags.usage:
+        print("\n".join(aligned(costs.table(spent))))
     else:
-        print("\n".join(aligned(costs.table(spent))) if flags.usage else table(runs, now))
+        print("\n".join(_shown(folders, runs, now)))
     facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
     facts = [{name: each[name] for name in each if name != "state"} for each in facts]
     if flags.json:
@@ -108,6 +113,17 @@ def main(argv: Sequence[str]) -> int:
         facts = [fact | results(run.folder) for fact, run in zip(facts, runs, strict=True)]
         _write(flags.csv, costs.as_csv(spent, facts, settings))
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
+
+
+def _shown(folders: Sequence[Path], runs: Sequence[Run], now: float) -> list[str]:
+    """Return all about the run whose folder is given, else a table, and how two runs differ."""
+    from .facts import about, differences, screen
+
+    if {folder.resolve() for folder in folders} != {run.folder.resolve() for run in runs}:
+        return [table(runs, now)]
+    if len(runs) == 1:
+        return screen(about(runs[0]))
+    return [table(runs, now), *(["", *differences(*folders)] if len(folders) == 2 else [])]
 
 
 def _write(path: Path, text: str) -> None:

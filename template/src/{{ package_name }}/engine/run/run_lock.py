@@ -62,7 +62,7 @@ class Attempt:
     restart: int
     start: int = 0
     ended: bool = False
-    began: float | int
+    began: float | int = 0
     origin: str = ""
 
     @classmethod

@@ -1,248 +1,85 @@
-"""Writes a page about runs that you can read and send: `python -m <package> report RUN_DIR...`.
+"""Writes a page about runs, or a picture of their curves: `python -m <package> report RUN_DIR...`.
 
-It needs no server and no PyTorch. page.py has the style of the page.
+It needs no server and no PyTorch. content.py fills the page, and picture.py draws the curves.
 """
 
 import dataclasses
-import math
-import re
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
-from operator import itemgetter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from ...engine.config import read_flags
 from ...engine.errors import UsageError
-from ...engine.filesystem import disk_usage, files_in, in_range, read_bytes
-from ...engine.run import usage
 from .. import program
-from ..plot import MEANING, UNITS, choose, colours_of
-from ..plot.curves import Curves, Group, differing, group, read_runs
-from ..runs import Run, find_runs, results
-from ..show import about
-from ..text import local_time, short
-from .page import RESERVE, Html, Page, facts, make
-
-MOST_ROWS = 100
-MOST_NUMBERS = 24
-MOST_ATTEMPTS = 20  # upper limit of attempts whose starts are marked
-MOST_DIFF = 100_000  # characters
-LOG_LINES, LOG_WIDTH = 50, 400
-OVER_TIME = re.compile(r"train/\w+_per_second|system/(gpu|cpu)_percent")
-STOPS = "Dotted: the run was stopped, and continued later. "
-SPANS = "Grey: an attempt at the run, from its start to what it wrote last."
-FIRST, LAST = ("run", "status"), ("steps", "hours", "GPU-hours", "CPU-hours", "settings")
-FACTS = ("settings", "command", "commit", "code", "attempts", "nodes", "versions", "files")
+from ..runs import find_runs
+from .content import page_of
+from .curves import drawable, read_runs
+from .picture import figure
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
     """Write a page about runs: status, numbers, curves, settings, code, figures, log. The page is
-    one file of at most a megabyte, without scripts, and it loads nothing from the internet."""
+    one file of at most a megabyte, without scripts, and it loads nothing from the internet. With
+    --output curves.png, write a picture of the curves instead."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
     """folders of runs, or of experiments for all their runs; several runs are compared;
     runs that differ only in their seed are drawn as one curve, their mean"""
     output: Path = Path("report.html")
-    """file to write"""
+    """file to write: .html for the page; .png, .svg or .pdf for the picture"""
+    metrics: tuple[str, ...] = ()
+    """picture: metrics to draw, each in its own panel;
+    default: all, with training and validation in one panel"""
+    x: Literal["step", "time"] = "step"
+    """picture: the x axis; time starts at a run's first line and includes waits in the queue"""
+    seeds: Literal["mean", "each"] = "mean"
+    """picture: mean draws runs that differ only in their seed as one curve, with a band from min
+    to max; each draws a curve for each run, as always with --x time"""
+    smooth: float = 0.0
+    """picture: weight of the past in a moving average of each curve: from 0, no smoothing, to
+    below 1"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page and print its path; return 0.
+    """Write the page or the picture and print its path; return 0.
 
     Raises:
-        UsageError: a folder has no run, or the page can't be written.
+        UsageError: a folder has no run, a flag has no effect on the page, no run has one of the
+            named metrics, or the file can't be written.
     """
     flags = read_flags(Flags, argv, program("report"))
-    warnings.simplefilter("ignore")  # warnings about characters that no font has
+    if not 0 <= flags.smooth < 1:
+        raise UsageError(
+            f"--smooth is {flags.smooth:g}: it must be 0 (as measured) or more, and below 1"
+        )
+    # Matplotlib's warning about a character that no font has prints the character, which may be
+    # part of a terminal's escape code.
+    warnings.simplefilter("ignore")
     folders = find_runs(flags.folders)
     if not folders:
         raise UsageError("nothing to report: name folders of runs, or folders that hold some")
+    page = flags.output.suffix in (".html", ".htm")
+    if page and (flags.metrics or (flags.x, flags.seeds, flags.smooth) != ("step", "mean", 0)):
+        raise UsageError(
+            "--metrics, --x, --seeds and --smooth are for a picture: add --output curves.png"
+        )
+    runs = read_runs(folders)
+    write: Callable[[], object]
+    if page:
+        write = partial(flags.output.write_text, page_of(runs), encoding="utf-8")
+    else:
+        together = flags.seeds == "mean"
+        drawn = figure(drawable(runs), flags.metrics, flags.x, flags.smooth, together)
+        write = partial(drawn.savefig, flags.output, dpi=120)
     try:
-        flags.output.write_text(page_of(read_runs(folders)), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"can't write {flags.output}: {error.strerror}; change --output") from None
+        write()
+    except (OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
+        reason = getattr(error, "strerror", error)
+        raise UsageError(f"can't write {flags.output}: {reason}; change --output") from None
     print(flags.output)
     return 0
-
-
-def page_of(runs: Sequence[Curves]) -> str:
-    """Return the page about runs as HTML. At its top, it names the parts that had no room."""
-    alone = len(runs) == 1
-    page = Page(runs[0].name, _badge(runs[0].run)) if alone else Page(f"{len(runs)} runs")
-    if not alone:
-        groups = group([each for each in runs if each.lines])
-        _add_table(page, runs, groups)
-    for add in (_add_status, _add_curves, _add_text, _add_figures):  # most important first
-        if add is _add_curves and not alone:
-            _add_overview(page, groups)
-        for number, each in enumerate(runs, 0 if alone else 1):
-            add(page, each, number)
-    return page.text()
-
-
-def _add_table(page: Page, runs: Sequence[Curves], groups: Sequence[Group]) -> None:
-    """Add a table with a row for each group of seeds, and one for each run with a link to it."""
-    differ = differing(runs)
-    rows = [_mean(each) for each in groups if len(each.runs) > 1]
-    for number, each in enumerate(runs[:MOST_ROWS], 1):
-        spent, state = usage.total(each.run.folder), each.run.state
-        settings = " ".join(f"{name}={short(each.settings.get(name))}" for name in differ)
-        row = {
-            "run": make("a", short(each.name, 100), href=f"#run-{number}"),
-            "status": _badge(each.run),
-            **{name: short(value) for name, value in _scores(each).items()},
-            "steps": short(state.get("step", "")),
-        }
-        if spent:
-            row["hours"] = f"{spent.wall_seconds / 3600:.3g}"
-            kind, hours = ("GPU", spent.gpu_hours) if spent.gpus else ("CPU", spent.cpu_hours)
-            row[f"{kind}-hours"] = f"{hours:.3g}"
-        rows.append(row | {"settings": short(settings, 200)})
-    scores = [name for row in rows for name in row if name not in (*FIRST, *LAST)]
-    names = [*FIRST, *list(dict.fromkeys(scores))[:MOST_NUMBERS], *LAST]
-    names = [name for name in names if any(row.get(name) for row in rows)]
-    cells = ((make("td", row.get(name, ""), title=name) for name in names) for row in rows)
-    head = make("tr", *(make("th", name) for name in names))
-    table = make("table", head, *(make("tr", *each) for each in cells), class_="runs")
-    page.add("table", make("div", table, class_="wide"))
-    if len(runs) > MOST_ROWS:
-        page.left_out.append(f"{len(runs) - MOST_ROWS} rows of the table")
-
-
-def _mean(seeds: Group) -> dict[str, str]:
-    """Return the row of a group: the mean and standard deviation of each score over the seeds."""
-    row, found = {"run": f"{seeds.label}: mean ± deviation"}, [_scores(run) for run in seeds.runs]
-    for name in found[0] | found[-1]:
-        values = [each[name] for each in found if name in each]
-        if len(values) > 1:
-            some = f" ({len(values)} seeds)" if len(values) < len(found) else ""
-            row[name] = f"{short(fmean(values))} ± {stdev(values):.2g}{some}"
-    return row
-
-
-def _add_overview(page: Page, groups: Sequence[Group]) -> None:
-    """Add the curves of all runs together."""
-    page.place = 0, 2
-    labels = [
-        make("span", make("i", style=f"background:{colour}"), short(each.label))
-        for each, colour in zip(groups, colours_of(groups), strict=True)
-    ]
-    if any(len(each.runs) > 1 for each in groups):
-        labels.append(make("small", MEANING))
-    if groups:
-        page.add("legend", make("h3", "Curves"), make("p", *labels, class_="legend"))
-    for name, metrics in choose(run for each in groups for run in each.runs).items():
-        page.add_panel(f"all: {name}", groups, metrics)
-
-
-def _add_status(page: Page, curves: Curves, number: int) -> None:
-    """Add status, numbers, costs, settings and origin of a run."""
-    run, name, known = curves.run, curves.name, about(curves.run)
-    if number:
-        page.place = number, 0
-        page.add(name, make("summary", f"{short(name, 200)} ", _badge(run)))
-    notes = {"note": run.note, "slow": "\n".join(known["slow"])}
-    notes |= dict(line.split(": ", 1) for line in known["usage"])
-    page.place = number, 1
-    page.add(name, *_status(curves), facts(notes))
-    known["commit"] = [known["commit"][0] or "not in git"]
-    page.place = number, 4
-    lines = {each: "\n".join(known[each]) for each in FACTS}
-    page.add(f"{name}: facts", make("h3", "Where it came from"), facts(lines))
-
-
-def _add_text(page: Page, curves: Curves, number: int) -> None:
-    """Add the end of the log, and the uncommitted changes."""
-    page.place = number, 5
-    with suppress(OSError):
-        text = read_bytes(curves.run.folder / "log.txt", 2**16, last=True).decode(errors="replace")
-        lines = [short(line, LOG_WIDTH) for line in text.splitlines()[-LOG_LINES:]]
-        title = make("h3", "The end of the log")
-        page.add(f"{curves.name}: log", title, make("pre", "\n".join(lines)))
-    if diff := curves.diff[:MOST_DIFF].expandtabs():
-        summary = make("summary", f"Uncommitted changes: {len(diff.splitlines())} lines of a diff")
-        changes = make("details", summary, make("pre", diff))
-        page.add(f"{curves.name}: uncommitted changes", changes)
-
-
-def _badge(run: Run) -> Html:
-    """Return the status as a badge."""
-    return make("span", short(run.status, 24), class_=f"status {run.status}")
-
-
-def _scores(curves: Curves) -> dict[str, float]:
-    """Return the metrics of the test set and the best score."""
-    metric = str(curves.run.state.get("best_metric")).removeprefix("validation/")
-    found = results(curves.run.folder) | {f"best {metric}": curves.run.state.get("best_score")}
-    numbers = {n: v for n, v in found.items() if isinstance(v, int | float) and in_range(v)}
-    return {name.replace("_", " "): value for name, value in numbers.items()}
-
-
-def _status(curves: Curves) -> list[Html]:
-    """Return the status of a run, and its numbers."""
-    run, state, numbers = curves.run, curves.run.state, dict[str, object](_scores(curves))
-    if not any(name.startswith("test ") for name in numbers):  # not finished: the newest ones
-        numbers |= {n: v for line in curves.lines for n, v in line.items() if "loss" in n}
-    numbers["step"] = state.get("step")
-    if state.get("best_score") is not None:
-        numbers["step of the best"] = state.get("best_step")
-    numbers["done"] = f"{state['progress']:.0%}" if "progress" in state else None
-    shown = [
-        make("div", make("b", short(value, 40)), make("small", short(name, 60)))
-        for name, value in list(numbers.items())[:MOST_NUMBERS]
-        if value is not None
-    ]
-    return [
-        make("p", f"{run.folder}, last heard {local_time(state['updated'])}", class_="soft"),
-        make("div", *shown, class_="numbers"),
-    ]
-
-
-def _add_curves(page: Page, curves: Curves, number: int) -> None:
-    """Add a panel for each metric over steps, and for speed and usage over time.
-
-    Time starts at the first attempt. Curves over time have a gap between attempts.
-    """
-    page.place = number, 2
-    lines, found = curves.lines, [*usage.read(curves.run.folder).values()][-MOST_ATTEMPTS:]
-    starts = [(each.began, each.until) for each in found if 0 < each.began <= each.until]
-    over_time = {name for line in lines for name in line if OVER_TIME.fullmatch(name)}
-    gaps = [{"time": began, **dict.fromkeys(over_time, math.nan)} for began, _ in starts]
-    timed = sorted([*gaps, *(line for line in lines if "time" in line)], key=itemgetter("time"))
-    zero = timed[0]["time"] if timed else 0
-    lasted = max([line["time"] for line in timed] + [end for _, end in starts], default=0) - zero
-    unit = next((x for x in ("hours", "minutes") if lasted > 2 * UNITS[x]), "seconds")
-    spans = [((began - zero) / UNITS[unit], (end - zero) / UNITS[unit]) for began, end in starts]
-    stops = [
-        max((line["step"] for line in lines if line.get("time", 0) < began), default=0)
-        for began, _ in starts[1:]
-    ]
-    if lines and page.room > RESERVE:
-        text = (STOPS if stops else "") + (SPANS if spans and over_time else "")
-        page.add(f"{curves.name}: curves", make("h3", "Curves"), make("p", text, class_="soft"))
-    alone, by_time = [Group("", [curves])], [Group("", [curves._replace(lines=timed)])]
-    for title, metrics in choose([curves]).items():
-        if not over_time & {*metrics}:
-            page.add_panel(f"{curves.name}: {title}", alone, metrics, stops=stops)
-    for name in sorted(over_time):
-        page.add_panel(f"{curves.name}: {name}", by_time, [name], unit, spans=spans)
-
-
-def _add_figures(page: Page, curves: Curves, number: int) -> None:
-    """Add the newest picture with each name, small pictures first."""
-    newest, name, page.place = dict[str, Path](), curves.name, (number, 3)
-    with suppress(OSError):
-        pictures = [x for x in files_in(curves.run.folder / "figures") if x.suffix == ".png"]
-        newest = {re.sub(r"-\d{8,}$", "", path.stem): path for path in pictures}
-    if newest:
-        page.add(f"{name}: figures", make("h3", "Figures"))
-    for path in sorted(newest.values(), key=disk_usage):
-        with suppress(OSError):
-            if (png := read_bytes(path)).startswith(b"\x89PNG"):
-                page.add_picture(f"{name}: {path.name}", png, short(path.stem, 100))

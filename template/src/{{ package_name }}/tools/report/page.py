@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ...engine.errors import printable_lines, without_secrets
-from ..plot import draw
-from ..plot.curves import Group
 from ..text import local_time, short
+from .curves import Group
+from .picture import draw
 
 ROOM = 950_000  # bytes for all parts; the rest of a megabyte is for the head and its list of names
 RESERVE = 200_000  # bytes of ROOM that curves leave free for the text after them
@@ -119,7 +119,7 @@ class Page:
 
         Args:
             name: name of the part: the panel's title, or RUN: TITLE.
-            groups, metrics, x: as for `draw` in tools/plot.
+            groups, metrics, x: as for `draw` in picture.py.
             stops: values of x to mark with a line.
             spans: ranges of x to shade.
         """

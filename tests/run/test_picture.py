@@ -5,7 +5,7 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,16 @@ CURVE = [{"step": step, "train/loss": 1 / step, "train/lr": 0.1} for step in ran
 
 
 @pytest.fixture
-def plot(project: Path) -> ModuleType:
-    """The module."""
-    from demo.tools import plot
+def plot(project: Path) -> SimpleNamespace:
+    """The command `report`, and what draws its pictures."""
+    from demo.tools import report
+    from demo.tools.report import curves, picture
+    from demo.tools.runs import find_runs
 
-    return plot
+    def load(folders: list[Path]) -> list[curves.Curves]:
+        return curves.drawable(curves.read_runs(find_runs(folders)))
+
+    return SimpleNamespace(**vars(picture), load=load, main=report.main)
 
 
 def write_run(folder: Path, lines: list[dict[str, Any]] = CURVE, **settings: object) -> Path:
@@ -60,7 +65,7 @@ def width_of(colour: str, axes: Axes, picture: np.ndarray) -> float:
 
 
 def test_real_runs_are_drawn_and_told_apart(
-    plot: ModuleType, launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plot: SimpleNamespace, launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "runs"
     flags = ("--log-every=5", "--validation-size=1000")
@@ -87,7 +92,9 @@ def test_real_runs_are_drawn_and_told_apart(
     assert list(train.get_ydata()) == [line["train/loss"] for line in logged]
 
 
-def test_a_resumed_run_shows_no_jump_back(plot: ModuleType, launch: Launch, tmp_path: Path) -> None:
+def test_a_resumed_run_shows_no_jump_back(
+    plot: SimpleNamespace, launch: Launch, tmp_path: Path
+) -> None:
     flags = ("--log-every=5", "--checkpoint-every=10", "--validation-size=1000")
     launch(1, "--max-steps=20", *flags)
     # As if the job had died before its last checkpoint: what it logged after step 10 is void.
@@ -99,7 +106,7 @@ def test_a_resumed_run_shows_no_jump_back(plot: ModuleType, launch: Launch, tmp_
     assert steps == list(range(5, 35, 5))
 
 
-def test_twelve_runs_have_twelve_colours_and_names(plot: ModuleType, tmp_path: Path) -> None:
+def test_twelve_runs_have_twelve_colours_and_names(plot: SimpleNamespace, tmp_path: Path) -> None:
     for number in range(12):
         curve = [{**line, "train/loss": number} for line in CURVE]
         write_run(tmp_path / "a" / f"trial-{number:02}", curve, lr=number, momentum=0.9)
@@ -114,7 +121,7 @@ def test_twelve_runs_have_twelve_colours_and_names(plot: ModuleType, tmp_path: P
     assert legend(plot.figure(both)) == ["a/trial-00", "b/trial-00"]
 
 
-def test_smoothing_draws_what_was_measured_behind(plot: ModuleType, tmp_path: Path) -> None:
+def test_smoothing_draws_what_was_measured_behind(plot: SimpleNamespace, tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     figure = plot.figure(plot.load([tmp_path]), smooth=0.6)
     behind, before = panels(figure)["loss"].lines
@@ -127,7 +134,7 @@ def test_smoothing_draws_what_was_measured_behind(plot: ModuleType, tmp_path: Pa
     assert set(rate.get_ydata()) == {0.1}
 
 
-def test_a_panels_legend_shows_what_is_drawn(plot: ModuleType, tmp_path: Path) -> None:
+def test_a_panels_legend_shows_what_is_drawn(plot: SimpleNamespace, tmp_path: Path) -> None:
     """One epoch gives one validation value, which is a dot."""
     validated = [{"step": 400, "validation/loss": 0.5}]
     write_run(tmp_path / "run", CURVE + validated)
@@ -143,7 +150,7 @@ def test_a_panels_legend_shows_what_is_drawn(plot: ModuleType, tmp_path: Path) -
     assert not panels(plot.figure(plot.load([tmp_path / "nan"])))["loss"].get_legend()
 
 
-def test_over_time(plot: ModuleType, tmp_path: Path) -> None:
+def test_over_time(plot: SimpleNamespace, tmp_path: Path) -> None:
     lines = [
         {"step": 50, "time": 1000.0, "train/loss": 1.0},
         {"step": 100, "time": 1600.0, "epoch": 1, "train/loss": 0.9},
@@ -157,7 +164,7 @@ def test_over_time(plot: ModuleType, tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_being_written_and_a_run_that_just_began(
-    plot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plot: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
@@ -169,7 +176,7 @@ def test_a_line_that_is_being_written_and_a_run_that_just_began(
 
 
 def test_what_others_wrote_ends_no_picture(
-    plot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+    plot: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "folder/metrics.jsonl").mkdir(parents=True)
     (tmp_path / "folder/config.yaml").touch()
@@ -188,7 +195,7 @@ def test_what_others_wrote_ends_no_picture(
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf", "PNG"])
-def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: str) -> None:
+def test_the_suffix_says_the_format(plot: SimpleNamespace, tmp_path: Path, suffix: str) -> None:
     write_run(tmp_path / "run")
     output = tmp_path / f"plot.{suffix}"
     plot.main([str(tmp_path), "--metrics", "train/lr", "train/loss", f"--output={output}"])
@@ -200,25 +207,26 @@ def test_the_suffix_says_the_format(plot: ModuleType, tmp_path: Path, suffix: st
     ("flags", "message"),
     [
         (["nowhere"], "nowhere is not a folder"),
-        ([], "nothing to draw: name folders"),
-        (["{}/empty"], "nothing to draw: name folders"),
+        ([], "nothing to report: name folders"),
+        (["{}/empty"], "nothing to report: name folders"),
+        (["{}/run", "--output=x.html", "--x=time"], "--x, .* are for a picture: add --output"),
         (["{}/run", "--metrics", "loss"], "'loss' among its metrics: train/loss, train/lr"),
         (["{}/run", "--smooth=1"], "0 .* or more, and below 1"),
         (["{}/run", "--output=plot.txt"], "can't write plot.txt: .* png, .*svg"),
         (["{}/run", "--output=/proc/plot.png"], "can't write /proc/plot.png"),
     ],
 )
-def test_mistakes(plot: ModuleType, tmp_path: Path, flags: list[str], message: str) -> None:
+def test_mistakes(plot: SimpleNamespace, tmp_path: Path, flags: list[str], message: str) -> None:
     from demo.engine.errors import UsageError
 
     write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=message) as raised:
-        plot.main([flag.format(tmp_path) for flag in flags])
+        plot.main(["--output=plot.png", *(flag.format(tmp_path) for flag in flags)])
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_drawn_as_a_mean_of_seeds(plot: ModuleType, tmp_path: Path) -> None:
+def test_what_is_drawn_as_a_mean_of_seeds(plot: SimpleNamespace, tmp_path: Path) -> None:
     """Runs with the same code and the same settings except the seed, each at least once."""
 
     def labels(*runs: tuple[str, dict[str, object], str]) -> list[str]:
@@ -261,7 +269,7 @@ def test_what_is_drawn_as_a_mean_of_seeds(plot: ModuleType, tmp_path: Path) -> N
         assert not any("mean" in label for label in labels(*runs)), runs
 
 
-def test_a_mean_is_pale_where_a_seed_has_no_value(plot: ModuleType, tmp_path: Path) -> None:
+def test_a_mean_is_pale_where_a_seed_has_no_value(plot: SimpleNamespace, tmp_path: Path) -> None:
     for seed, steps in enumerate((range(1, 5), range(1, 4), range(1, 6, 2))):
         lines = [{"step": step, "train/loss": float(step * 10**seed)} for step in steps]
         write_run(tmp_path / str(seed), lines, seed=seed)

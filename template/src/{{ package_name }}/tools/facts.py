@@ -1,9 +1,5 @@
-"""Shows all about one run on one screen: `python -m <package> show RUN_DIR`.
+"""Says all about one run on one screen, and how two runs differ, for the command `runs`."""
 
-`show RUN_DIR OTHER` shows how two runs differ.
-"""
-
-import dataclasses
 import difflib
 import os
 import re
@@ -15,51 +11,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import tyro
-
-from ..engine.config import read_flags
-from ..engine.errors import UsageError, printable
+from ..engine.errors import printable
 from ..engine.filesystem import disk_usage, read_bytes, read_object
 from ..engine.run import usage
 from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
-from . import program
-from .runs import MARKS, Run, commit_of, read, read_settings, survey
+from .runs import Run, commit_of, read, read_settings
 from .text import aligned, as_text, duration, local_time
 
 WIDTH = 106  # characters of the second column
 MOST_ATTEMPTS = 5
 APART = ("hostnames", "usage")  # keys of summary.json that have lines of their own
 MOST_LINES = 2000  # upper limit of lines of uncommitted changes that are compared
-
-
-@dataclasses.dataclass(frozen=True)
-class Flags:
-    """Show all about one run: status, results, starts, settings, code, files."""
-
-    run: tyro.conf.Positional[Path]
-    """run folder"""
-    other: tyro.conf.Positional[Path | None] = None
-    """folder of another run; if given, show only how the two runs differ"""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print at most 40 lines about a run, or how two runs differ; return 0.
-
-    Raises:
-        UsageError: a folder is not a run folder.
-    """
-    flags = read_flags(Flags, argv, program("show"))
-    for folder in filter(None, (flags.run, flags.other)):
-        if not any((folder / mark).exists() for mark in MARKS):
-            raise UsageError(f"{folder} is not the folder of a run: `runs {folder}` lists some")
-    if flags.other:
-        lines = _differences(flags.run, flags.other)
-    else:
-        (run,) = survey([flags.run], time.time())
-        lines = _screen(about(run))
-    print("\n".join(lines))
-    return 0
 
 
 def about(run: Run) -> dict[str, list[str]]:
@@ -94,7 +57,7 @@ def about(run: Run) -> dict[str, list[str]]:
     }
 
 
-def _screen(sections: Mapping[str, Sequence[str]]) -> list[str]:
+def screen(sections: Mapping[str, Sequence[str]]) -> list[str]:
     """Return at most 40 lines of two columns."""
     lines = []
     for name, texts in sections.items():
@@ -133,7 +96,7 @@ def _checkpoints(folder: Path) -> str:
     return f"{', '.join(steps) or 'none'}; {disk_usage(folder) / 2**20:.1f} MiB"
 
 
-def _differences(*folders: Path) -> list[str]:
+def differences(*folders: Path) -> list[str]:
     """Return a table of the differences between two runs, and some lines of their changed code."""
     first, second = map(_described, folders)
     diffs = [str(run.pop("diff")).splitlines()[:MOST_LINES] for run in (first, second)]

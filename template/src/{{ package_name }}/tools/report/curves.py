@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError, printable
 from ...engine.filesystem import in_range, read_lines
-from ..runs import Run, find_runs, read, read_settings, survey
+from ..runs import Run, read, read_settings, survey
 from ..text import short
 
 # Settings that do not change a curve.
@@ -50,13 +50,12 @@ class Group(NamedTuple):
     runs: Sequence[Curves]
 
 
-def load(folders: Sequence[Path]) -> list[Curves]:
-    """Return the metrics of the runs in some folders; print runs without metrics to stderr.
+def drawable(runs: Sequence[Curves]) -> list[Curves]:
+    """Return the runs that have metrics; print the others to stderr.
 
     Raises:
-        UsageError: a folder does not exist, or no run has metrics.
+        UsageError: no run has metrics.
     """
-    runs = read_runs(find_runs(folders))
     for run in runs:
         if not run.lines:
             said = f"{printable(str(run.run.folder))} is left out: it has no metrics"

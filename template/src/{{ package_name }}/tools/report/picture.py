@@ -1,28 +1,19 @@
-"""Draws the metrics of runs to a file: `python -m <package> plot RUN_DIR... [--x time]`.
+"""Draws the metrics of runs. It needs no display and no PyTorch. curves.py reads the metrics."""
 
-It needs no server, no display and no PyTorch. curves.py reads the metrics.
-"""
-
-import dataclasses
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import matplotlib
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure  # pyplot would look for a display and keep all figures
 from matplotlib.lines import Line2D
 
-from ...engine.config import read_flags
 from ...engine.errors import UsageError
-from .. import program
-from .curves import Curves, Group, group, load
+from .curves import Curves, Group, group
 
 # Metrics that are drawn only if --metrics names them.
 LEFT_OUT = ("system/", "test/", "train/data_seconds", "train/gradient_norm", "train/slowest_hook")
@@ -32,52 +23,6 @@ UNITS = {"step": 1, "seconds": 1, "minutes": 60, "hours": 3600}  # of the x axis
 MEANING = "mean over seeds, band from min to max; pale: not all seeds have a value"
 # Without this, a dollar sign in the name of a metric or a run would begin a formula.
 matplotlib.rcParams["text.parse_math"] = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Flags:
-    """Draw the metrics of runs as curves, and write them to a picture file."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR...")]
-    """folders of runs, or of experiments for all their runs"""
-    metrics: tuple[str, ...] = ()
-    """metrics to draw, each in its own panel;
-    default: all, with training and validation in one panel"""
-    x: Literal["step", "time"] = "step"
-    """the x axis; time starts at a run's first line and includes waits in the queue"""
-    seeds: Literal["mean", "each"] = "mean"
-    """mean: draw runs that differ only in their seed as one curve, with a band from min to max;
-    each: draw a curve for each run, as always with --x time"""
-    smooth: float = 0.0
-    """weight of the past in a moving average of each curve: from 0, no smoothing, to below 1"""
-    output: Path = Path("plot.png")
-    """file to write: .png, .svg or .pdf"""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Write the picture and print its path; return 0.
-
-    Raises:
-        UsageError: a folder has no run or no metrics, no run has one of the named metrics, or the
-            picture can't be written.
-    """
-    flags = read_flags(Flags, argv, program("plot"))
-    if not 0 <= flags.smooth < 1:
-        raise UsageError(
-            f"--smooth is {flags.smooth:g}: it must be 0 (as measured) or more, and below 1"
-        )
-    # Matplotlib's warning about a character that no font has prints the character, which may be
-    # part of a terminal's escape code.
-    warnings.simplefilter("ignore")
-    runs = load(flags.folders)
-    drawn = figure(runs, flags.metrics, flags.x, flags.smooth, flags.seeds == "mean")
-    try:
-        drawn.savefig(flags.output, dpi=120)
-    except (OSError, ValueError) as error:  # matplotlib raises ValueError for an unknown format
-        reason = getattr(error, "strerror", error)
-        raise UsageError(f"can't write {flags.output}: {reason}; change --output") from None
-    print(flags.output)
-    return 0
 
 
 def figure(
@@ -93,7 +38,8 @@ def figure(
         runs: from `load`.
         metrics: each gets a panel; if empty, all except LEFT_OUT, with training and validation
             together.
-        x, smooth: as in Flags.
+        x: step or time.
+        smooth: weight of the past in a moving average of each curve.
         together: whether runs that differ only in their seed are one group; only over steps.
 
     Raises:
