@@ -97,9 +97,17 @@ def ask(*command: str) -> Optional[str]:
     return None if done.returncode else done.stdout
 
 
+def user_name() -> str:
+    """Return the user's name; the number if the system does not know the user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 def ask_accounts(cluster: str) -> Optional[Accounts]:
     """Return the user's accounts, the default account first; None if sacctmgr does not answer."""
-    show = ("show", "user", getpass.getuser(), "withassoc", "cluster=" + cluster)
+    show = ("show", "user", user_name(), "withassoc", "cluster=" + cluster)
     columns = "format=defaultaccount,account,qos,defaultqos"
     shown = ask("sacctmgr", "--noheader", "--parsable2", *show, columns)
     if shown is None:
@@ -340,7 +348,7 @@ def job_answers(
     cpus = cpus_answer(main, cpu)
     answers += [cpus, *memory_answers(main, cpu, cpus.value, config)]
     shortest = min([main, cpu or main], key=lambda each: each.minutes)
-    most = int(min(shortest.minutes, 60))
+    most = max(int(min(shortest.minutes, 60)), 1)
     said = f"{shortest.name} allows up to {shortest.facts.get('MaxTime', '?')}"
     answers.append(Answer("time_limit", f"{most // 60:02}:{most % 60:02}:00", [said]))
     answers += account_answers(account, qos, config, accounts)

@@ -163,7 +163,7 @@ def shards(folder: Path, kind: str) -> list[str]:
     Raises:
         UsageError: the folder has no shard.
     """
-    paths = sorted(map(str, folder.glob(f"*.{kind}")))
+    paths = sorted(map(str, folder.glob(f"[!.]*.{kind}")))
     if not paths:
         raise UsageError(
             f"no .{kind} file in {folder.resolve()}: put your shards there, point --data-dir at "
@@ -182,11 +182,16 @@ def known_sizes(file: Path, paths: Sequence[str]) -> list[int] | None:
     """Return the number of images in each shard, or None if they were not counted.
 
     Raises:
-        UsageError: a shard was added after the images were counted.
+        UsageError: the file is damaged, or a shard was added after the images were counted.
     """
     if not file.exists():
         return None
-    counts = json.loads(file.read_text("utf-8"))
+    try:
+        counts = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        counts = None
+    if not isinstance(counts, dict) or any(type(each) is not int for each in counts.values()):
+        raise UsageError(f"{file} is damaged: remove it, and run 'make data' to count again")
     missing = [Path(path).name for path in paths if Path(path).name not in counts]
     if missing:
         raise UsageError(f"{file} has no {missing[0]}: run 'make data' to count the shards again")

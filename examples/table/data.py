@@ -7,7 +7,7 @@ engine/data/steps.py compares the two. Validation and test sets are map-style. T
 
 import csv
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +113,8 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
         target: name of the target column.
 
     Raises:
-        UsageError: the file or a column does not exist, or a value is not a finite number.
+        UsageError: the file or a column does not exist, a row has other columns than the first
+            line, or a value is not a finite number.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -124,8 +125,11 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
                     f"{path} has no column '{missing[0]}', only {', '.join(names)}: name those to "
                     "use with --columns and --target"
                 )
-            chosen = [names.index(name) for name in (*columns, target)]
-            values = np.loadtxt(file, np.float32, None, ",", usecols=chosen, ndmin=2, quotechar='"')
+            used = [*columns, target]
+            if twice := [name for name in used if names.count(name) > 1 or used.count(name) > 1]:
+                raise UsageError(f"{twice[0]} is the name of two columns of {path}: rename one")
+            rows, chosen = whole_rows(file, len(names)), [names.index(name) for name in used]
+            values = np.loadtxt(rows, np.float32, None, ",", usecols=chosen, ndmin=2, quotechar='"')
     except FileNotFoundError:
         raise UsageError(
             f"no {path.name} in {path.parent.resolve()}: put your table there, point --data-dir at "
@@ -142,6 +146,22 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
         raise UsageError(f"{path} has a value in row {row} that is not finite: remove the row")
     table = torch.from_numpy(values)
     return table[:, :-1].contiguous(), table[:, -1].contiguous()
+
+
+def whole_rows(lines: Iterable[str], columns: int) -> Iterator[str]:
+    """Yield the rows of a CSV file.
+
+    Raises:
+        ValueError: a row has more values than there are columns, or fewer. R, for example, writes
+            the name of each row without a name for these names.
+    """
+    for number, line in enumerate(lines):
+        values = next(csv.reader([line]), []) if '"' in line else line.rstrip("\r\n").split(",")
+        if values[columns:] == [""]:  # a comma at the end
+            values.pop()
+        if line.strip() and len(values) != columns:
+            raise ValueError(f"row {number} has {len(values)} values for {columns} columns")
+        yield line
 
 
 def synthesize(samples: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,10 @@ fail() {
 }
 trap 'fail "$BASH_COMMAND failed, see above"' ERR
 git() { command git -c core.quotePath=off -c core.hooksPath=/dev/null -c user.name=update -c user.email=update "$@"; }
-recorded() { sed -nE "s/^$1: *'?([^']*)'?$/\1/p" .copier-answers.yml; }
+recorded() { sed -nE "/^$1: */{s///;s/^'(.*)'$/\1/;s/''/'/g;p}" .copier-answers.yml; }
 note() { echo "$2" >>"$folder/$1"; }
 tell() { [[ ! -s $folder/$1 ]] || { echo "$2:" && sed 's/^/    /' "$folder/$1"; }; }
-check_edits() { [[ -z $(git status --porcelain) ]] || fail "some changes are not committed: run 'git add --all' and 'git commit'"; }
+check_edits() { [[ -z $(git status --porcelain --untracked-files=normal --ignore-submodules=dirty) ]] || fail "some changes are not committed: run 'git add --all' and 'git commit'"; }
 command -v copier >/dev/null || fail "copier is missing: run 'pipx install copier' first"
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX GIT_OBJECT_DIRECTORY # git sets them in hooks and aliases
 top=$(git rev-parse --show-toplevel) || fail "this folder is not in a git repository: run 'git init' first"
@@ -23,7 +23,8 @@ folder=$(mktemp -d "$(git rev-parse --absolute-git-dir)/update-XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 trap 'fail "interrupted"' INT TERM HUP
 clone=$folder/clone/$(git rev-parse --show-prefix)
-GIT_LFS_SKIP_SMUDGE=1 git clone --quiet --shared "$top" "$folder/clone"
+# With some settings of yours, git would drop edits, and hide conflicts from Copier.
+GIT_LFS_SKIP_SMUDGE=1 git clone -c apply.whitespace=nowarn -c status.showUntrackedFiles=normal -q --shared "$top" "$folder/clone"
 {
     git ls-files -v | sed -n 's/^[a-zS] //p'
     # Ignored files where the template has some, except secrets and what other programs write.
@@ -43,9 +44,9 @@ git -C "$clone" ls-files --unmerged --full-name >"$folder/unmerged"
 git -C "$clone" add --all --force
 git -C "$clone" diff --cached --no-renames --relative --name-status HEAD >"$folder/changes"
 [[ -s $folder/changes ]] || { echo "nothing has changed: this project has $(recorded _commit) of the template" && exit; }
-copier copy -q --defaults --vcs-ref "$(recorded _commit)" --data-file .copier-answers.yml "$(recorded _src_path)" "$folder/old" 2>/dev/null
-check_edits
-[[ $(git rev-parse HEAD) == "$old" ]] || fail "there are new commits: run it again"
+copier copy -q --defaults --vcs-ref "$(recorded _commit)" --data-file .copier-answers.yml "$(recorded _src_path)" "$folder/old" 2>"$folder/why" ||
+    fail "copier copy failed: $(tail -n 1 "$folder/why")"
+check_edits && [[ $(git rev-parse HEAD) == "$old" ]] || fail "there are new commits: run it again"
 trap '' INT TERM HUP # from here on, this folder changes
 undo="'git add --all && git stash' undoes what was done" saved=$(git rev-parse --git-path before-update)/$(date +%F-%H-%M-%S)
 mkdir -p "$saved" && tar -cf - -T "$folder/hidden" | tar -xpf - -C "$saved"
@@ -62,8 +63,7 @@ while IFS=$'\t' read -r status name; do
         [[ $status != A || -z $(git log -1 --format=%h -- "$name") ]] || note back "$name"
         [[ -z $hidden ]] || note merged "$name"
         cmp -s "$name" "$folder/old/$name" || [[ $(git -C "$clone" diff --cached --numstat HEAD -- "$name") != -* ]] || note gone "$name" # binary
-        mkdir -p "$(dirname "./$name")"
-        mv -f "$clone/$name" "./$name"
+        mkdir -p "$(dirname "./$name")" && mv -f "$clone/$name" "./$name"
     fi
 done <"$folder/changes"
 # git then shows the conflicts, and commits only after they are settled.
@@ -76,5 +76,5 @@ tell gone "deleted or replaced, with your edits: 'git checkout HEAD -- FILE' bri
 tell back "made again, because these files are yours, or new under a name that you deleted"
 tell kept "not changed, because git does not see your edits in them, or a link or repository of yours is there"
 tell merged "changed where git does not look; $saved has what you had"
-git diff --unified=0 -- .copier-answers.yml | sed -n 's/^\([-+]\([a-z]\|- \)\)/answers: \1/p'
+git diff --unified=0 --no-color --no-ext-diff -- .copier-answers.yml | sed -n 's/^\([-+]\([a-z]\|- \)\)/answers: \1/p'
 [[ -z $(git status --porcelain) && ! -s $folder/merged ]] || echo "updated to $(recorded _commit): read 'git status' and 'git diff', run 'make setup test', and commit"

@@ -14,5 +14,5 @@ for word in sys.argv[1:]:
         text = os.environ.get(word[1:], "").replace("\\\n", " ")
         words += shlex.split(text) if word.startswith("@") else [word]
     except ValueError as error:
-        sys.exit(f"error: {word[1:]} is {text!r}: {str(error).lower()}, so add the missing quote")
+        sys.exit(f"error: {word[1:]} is {text!r}: {str(error).lower()}, so add it")
 os.execvp(words[0], words)

@@ -77,6 +77,8 @@ refuse() {
 # Copies the code to .snapshots/HASH and sets `snapshot` to that hash of its contents.
 take_snapshot() {
     local new=.snapshots/new-$HOSTNAME-$$ size said
+    said=$(LC_ALL=C git rev-parse 2>&1) || [[ $said != *safe.directory* ]] ||
+        fail "git does not trust this folder, which another user owns: run 'git config --global --add safe.directory \"$PWD\"'"
     size=$(list_code | du -bcL --files0-from=- | tail -n 1 | cut -f 1)
     ((size < 50 * 2 ** 20)) ||
         fail "the code has $((size >> 20)) MiB, and 50 are the most that is kept for a job: move data out of src/ and configs/, or set CODE_SNAPSHOT=0"

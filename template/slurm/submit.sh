@@ -32,15 +32,17 @@ snapshot=
 ! wants_snapshot || take_snapshot
 
 ids=()
-trap '((${#ids[@]} == 0)) || scancel "${ids[@]}"' EXIT
+trap '((${#ids[@]} == 0)) || scancel "${ids[@]}" || echo "error: cancel ${ids[*]} yourself" >&2' EXIT
 while ((${#ids[@]} < count)); do
     # The first job is held until all files are written. Each other job waits for all jobs before it,
     # since some of them may be cancelled.
     until=--hold
     ((${#ids[@]} == 0)) || until=--dependency=afterany$(printf ':%s' "${ids[@]}")
     # With --wait, sbatch ends after the job.
-    read -r id < <(sbatch --parsable "${options[@]}" "$until" "$script" "$@") ||
-        fail "sbatch submits no $script, see its output above: no job is left in the queue"
+    id=
+    until [[ $id =~ ^[0-9]+(\;|$) ]]; do # a site's sbatch may print other lines before
+        read -r id || fail "sbatch submits no $script, see its output above: what was submitted is cancelled"
+    done < <(sbatch --parsable "${options[@]}" "$until" "$script" "$@")
     sbatch=$!
     ids+=("${id%%;*}")
     # The commands below, and the other jobs of a chain, are for the cluster of the first job.
@@ -52,8 +54,8 @@ done
 cluster=${SLURM_CLUSTERS:-$(scontrol show config | sed -n 's/^ClusterName *= //p')}
 first=
 for id in "${ids[@]}"; do
-    facts=$(SLURM_TIME_FORMAT=%s scontrol show job "$id")
-    [[ $facts =~ SubmitTime=([0-9]+) ]] || fail "Slurm does not know job $id, see its output above: no job is left in the queue"
+    facts=$(SLURM_TIME_FORMAT=%s scontrol show job "$id") || true
+    [[ $facts =~ SubmitTime=([0-9]+) ]] || fail "Slurm does not know job $id, see its output above: what was submitted is cancelled"
     origin=$cluster-$id-${BASH_REMATCH[1]}
     first=${first:-$origin}
     ln -sfn "../${snapshot:+.snapshots/$snapshot}" "logs/code-$origin"
@@ -63,7 +65,7 @@ held=
 if [[ $given =~ $'\n'"sbatch: hold " ]]; then
     held=", held until 'scontrol release ${ids[*]}'"
 else
-    scontrol release "${ids[0]}" || fail "Slurm does not let job ${ids[0]} start, see its output above: no job is left in the queue"
+    scontrol release "${ids[0]}" || fail "Slurm does not let job ${ids[0]} start, see its output above: what was submitted is cancelled"
 fi
 trap - EXIT
 echo "submitted ${ids[*]}${snapshot:+, with the code in .snapshots/$snapshot}$held"

@@ -13,6 +13,7 @@ SLURM = {
     "sbatch": """[[ $* != *--test-only* ]] || exit 0
 echo "$@" >>sbatch.args
 ((${LIMIT:-9} >= $(wc -l <sbatch.args))) || { echo "sbatch: error: QOSMaxSubmit" >&2; exit 1; }
+echo "--> Checked by the site: ok"
 echo "$((10 + $(wc -l <sbatch.args)));cluster\"""",
     "scancel": 'echo "$@" >>scancel.args',
     "scontrol": """[[ $1 != show ]] || { echo "JobId=$3 SubmitTime=1700000000"; exit; }
@@ -93,6 +94,15 @@ def test_a_snapshot_has_the_code_and_is_kept_for_the_job(
     assert not list(root.glob("logs/code-*")), "another job may get the number later"
     assert len(os.listdir(root / ".snapshots")) == 1
     assert project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID="3")[0] == 1
+
+
+def test_a_folder_that_git_does_not_trust_is_named(project: Submission) -> None:
+    """Without git, a snapshot would have the files that git ignores."""
+    git(project, "init", "--quiet")
+    os.chown(project.root / ".git", 65534, -1)
+    os.chown(project.root, 65534, -1)
+    status, said = project.run("train_single_node", **ONE_NODE, SLURM_JOB_ID="1")
+    assert status == 1 and "git config --global --add safe.directory" in said
 
 
 SECRETS = (".env", ".env.local", ".netrc", "tls.pem", "api.key")
@@ -284,9 +294,9 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
         (("SCRIPT=Makefile",), "Makefile is not a batch script"),
         (
             ("LIMIT=1",),
-            "sbatch submits no slurm/train_cpu.sbatch, see its output above: no job is left",
+            "sbatch submits no slurm/train_cpu.sbatch, see its output above: what was",
         ),
-        (("BUSY=yes",), "Slurm does not let job 11 start, see its output above: no job is left"),
+        (("BUSY=yes",), "Slurm does not let job 11 start, see its output above: what was"),
         (("N=",), "N is '': it must be a number of jobs"),
     ],
 )

@@ -317,6 +317,7 @@ def test_a_log_that_is_a_link_is_refused(launch: Launch, tmp_path: Path) -> None
         ("raise SystemExit('mine\\nof two lines')", "mine"),
         ("import mine_alone", "error: module mine_alone is missing ("),
         ("print('mine'); raise SystemExit(3)", ""),
+        ("print('mine'); exit()", "RuntimeError: exit() was called"),
     ],
 )
 def test_the_batch_script_hears_of_a_failure(

@@ -207,10 +207,14 @@ def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
     assert [len(part) for part in (found.train, found.validation, found.test)] == [8, 1, 1]
     row, target = found.train[0]
     assert row.tolist() == [row[1] + 0.5, row[1]] and target == row[1] * 10
-    for bad in ("1,2,,three\n", "1,2,,nan\n", "1,2\n"):
+    for bad in ("1,2,,three\n", "1,2,,nan\n", "1,2\n", '"1",2,,3,4\n'):
         path.write_text("".join(["a,b,name,price\n", *rows, bad]))
         with pytest.raises(error, match=r"row (10|11)"):
             load(**names)
+    path.write_text("".join(["a,b,name,price\n", *(row.replace("\n", ",\n") for row in rows)]))
+    assert len(load(**names).train) == 8, "a comma at the end of a row is no value"
+    with pytest.raises(error, match="price is the name of two columns"):
+        load(columns=("a", "price"), target="price")
 
 
 def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
@@ -246,6 +250,12 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
     (tmp_path / "train/0002.parquet").touch()
     with pytest.raises(error, match=r"parquet-sizes\.json has no 0002\.parquet: run .make data"):
         rows()
+    (tmp_path / "train/._0000.tar").write_bytes(b"of macOS")
+    tar()
+    for damaged in ("", "3", '{"0000.tar": null}'):
+        (tmp_path / "tar-sizes.json").write_text(damaged)
+        with pytest.raises(error, match=r"tar-sizes\.json is damaged: remove it"):
+            tar()
 
 
 def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> None:

@@ -114,6 +114,12 @@ def test_images_are_turned_or_refused_as_they_say(images: Path, tmp_path: Path) 
         grey.save(file, "PNG", exif=exif)
     (line,) = shown(images, tmp_path, {"turned.png": file.getvalue()}).values()
     assert line == " ".join(map(str, GREYS))
+    plain = encoded(patches(255).astype(np.uint8), "JPEG")
+    for junk in (b"", b"MM\0*", b"II*\0" + bytes(2), b"II*\0\x08\0\0\0\xff"):
+        exif = b"Exif\0\0" + junk
+        content = plain[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + plain[2:]
+        (line,) = shown(images, tmp_path, {"junk.jpg": content}).values()
+        assert "not a readable" not in line, junk
     (line,) = shown(images, tmp_path, {"cut.ppm": b"P6"}).values()
     assert line == f"{tmp_path / 'cut.ppm'} is not a readable image: remove it"
 

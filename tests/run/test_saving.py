@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -111,6 +112,32 @@ def test_a_state_is_written_as_it_is(saver: "Checkpointing", tmp_path: Path) -> 
     # A learning rate of a schedule that is made with NumPy.
     saver.start_writing({"rate": np.cos(0.0)}, 2, False, before=lambda: None)
     assert saver.wait() and written(tmp_path, 2) == {"rate": 1.0}
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_at_the_first_save(
+    saver: "Checkpointing", tmp_path: Path
+) -> None:
+    """Such as get_extra_state of a module: the loss of all work would show at the next start."""
+    from demo.engine.errors import UsageError
+
+    state = {"step": 1, "networks": {"_extra_state": deque([1.0])}}
+    with pytest.raises(UsageError, match=r"'networks' has collections\.deque: use only"):
+        saver.start_writing(state, 1, False, before=lambda: None)
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_the_digest_of_networks_has_more_than_tensors(project: Path) -> None:
+    from demo.engine.networks import digest
+
+    class Layer(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"seen": self.seen}
+
+    layer = Layer(1, 1)
+    layer.seen = 1
+    first = digest({"network": layer})
+    layer.seen = 2
+    assert digest({"network": layer}) != first
 
 
 class Failing(io.FileIO):

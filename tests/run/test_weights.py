@@ -315,6 +315,10 @@ def test_tensors_of_another_kind_do_not_fit(project: Path, tmp_path: Path) -> No
     save_file({"weight": torch.ones(3, 2).half(), "bias": torch.ones(3)}, path)
     initialize({"network": network}, path)
     assert network.weight.sum() == 6
+    for weight in (torch.ones(3, 2).to_sparse(), torch.ones(3, 2, device="meta")):
+        torch.save({"weight": weight, "bias": torch.ones(3)}, tmp_path / "x.pt")
+        with pytest.raises(UsageError, match="does not fit network at weight"):
+            initialize({"network": network}, tmp_path / "x.pt")
 
     # A value that is no tensor, in a checkpoint.
     parts: dict[str, Any] = {
@@ -404,10 +408,15 @@ def test_what_holds_no_weights_to_read_is_named(project: Path, tmp_path: Path) -
     torch.jit.script(nn.Linear(2, 3)).save(str(script))
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp/.metadata").touch()
+    torch.save({0: torch.zeros(2)}, tmp_path / "numbered.pt")
+    parts = ("averages", "optimizers", "position", "settings")
+    torch.save({**{part: {} for part in parts}, "networks": {"a": None}}, tmp_path / "empty.pt")
     for source, said in (
         (pointer, "it is a pointer of Git LFS"),
         (script, "it is a TorchScript program"),
         (tmp_path / "dcp", "is a folder of torch.distributed.checkpoint: make one file"),
+        (tmp_path / "numbered.pt", "has a network without names"),
+        (tmp_path / "empty.pt", "has a network without names"),
     ):
         with pytest.raises(UsageError, match=said) as raised:
             initialize({"network": nn.Linear(2, 3)}, source)

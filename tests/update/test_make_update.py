@@ -90,6 +90,21 @@ def test_every_kind_of_edit_is_kept_and_told(project: Path, tmp_path: Path) -> N
     assert re.search("^_commit: v1.1.0$", (project / ".copier-answers.yml").read_text(), re.M)
 
 
+def test_settings_of_git_lose_no_edit(project: Path, tmp_path: Path) -> None:
+    settings = "[apply]\nwhitespace=error\n[status]\nshowUntrackedFiles=no\n[color]\nui=always\n"
+    (tmp_path / "gitconfig").write_text(settings)
+    for name, line in (("README.md", "ours, with a blank \n"), ("slurm/resume.sh", "# ours\n")):
+        with (project / name).open("a") as file:
+            file.write(line)
+    commit(project, "Ours")
+    done = make_update(project, GIT_CONFIG_GLOBAL=str(tmp_path / "gitconfig"))
+    assert done.returncode == 0, done.stderr
+    assert "    README.md\n" in done.stdout
+    assert "ours, with a blank" in (project / "README.md").read_text()
+    assert "# ours\n" in (project / "slurm/resume.sh").read_text()
+    assert not [*project.rglob("*.rej")]
+
+
 def test_in_a_folder_of_a_larger_repository(template: Path, tmp_path: Path) -> None:
     project = tmp_path / "all/project"
     render(template, project, {"package_name": "demo"}, "v1.0.0")

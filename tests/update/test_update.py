@@ -95,10 +95,14 @@ def project(releases: Path, tmp_path: Path) -> Path:
     return start(releases, tmp_path / "project", ANSWERS)
 
 
-VARIANTS = pairwise_variants()
+# Each takes seconds: three of four are for the nightly tests.
+VARIANTS = [
+    pytest.param(answers, id=str(number), marks=[pytest.mark.slow] if number % 4 else [])
+    for number, answers in enumerate(pairwise_variants())
+]
 
 
-@pytest.mark.parametrize("answers", VARIANTS, ids=range(len(VARIANTS)))
+@pytest.mark.parametrize("answers", VARIANTS)
 def test_an_unedited_project_becomes_a_fresh_render(
     releases: Path, tmp_path: Path, answers: Mapping[str, Any]
 ) -> None:

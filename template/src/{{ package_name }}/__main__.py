@@ -27,10 +27,15 @@ def train(argv: Sequence[str]) -> int:
     settings = Settings.parse(argv, about="Train the model. ")
     # Before the import of torch: it takes a second, in which a signal must not kill the process.
     stop = StopRequest.install()
-    from .trackers.dispatch import left_behind
-    from .train import run
+    try:
+        from .trackers.dispatch import left_behind
+        from .train import run
 
-    code = run(settings, stop)
+        code = run(settings, stop)
+    except SystemExit as leaving:
+        if leaving.code in (None, 0, 75):  # of the user's code; Slurm would take it for a success
+            raise RuntimeError(f"exit({leaving.code or ''}) was called in a training") from leaving
+        raise
     # When the first rank exits with 75, the launcher sends SIGTERM to the others. It would kill a
     # rank whose interpreter is shutting down, and the batch script would not get exit code 75.
     ignore_signals()

@@ -3,14 +3,17 @@
 import io
 import math
 import random
+from contextlib import suppress
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from .engine import UsageError
 from .files import Sample
+
+PngImagePlugin.MAX_TEXT_CHUNK = 2**26  # the default of 1 MiB is too little for some color profiles
 
 Part = tuple[float, float, float, float]
 """Left, top, right and bottom of a crop, as shares of the image's width and height."""
@@ -65,7 +68,9 @@ def opened(sample: Sample) -> Image.Image:
     """
     try:
         image = Image.open(io.BytesIO(sample.content))
-        turn = TURNS.get(image.getexif().get(274, 1)) if "exif" in image.info else None
+        turn = None
+        with suppress(Exception):  # Pillow raises many kinds; who can't read EXIF shows it as it is
+            turn = TURNS.get(image.getexif().get(274, 1)) if "exif" in image.info else None
         return image if turn is None else image.transpose(turn)
     except Image.DecompressionBombError:
         raise UsageError(

@@ -80,7 +80,8 @@ for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_P
     option=--${name//_/-} given=SBATCH_$name
     [[ -n ${!given:-} ]] || grep -qs -- "^#SBATCH.* ${option,,}[ =]" "$0" || unset "SLURM_$name"
 done
-unset SLURM_TIMELIMIT OMP_PROC_BIND OMP_PLACES {GOMP_CPU,KMP}_AFFINITY # the first limits steps, the others bind all threads to one core
+unset SLURM_TIMELIMIT PYTHONINSPECT # they limit steps, and change exit codes
+unset OMP_PROC_BIND OMP_PLACES {GOMP_CPU,KMP}_AFFINITY # they bind all threads to one core
 ulimit -St "$(ulimit -Ht)" # Slurm passes on the limit of the login node
 # Unless its options were given, salloc leaves these variables out. The values are srun's defaults.
 export SLURM_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} SLURM_NTASKS=${SLURM_NTASKS:-${SLURM_JOB_NUM_NODES:-1}}

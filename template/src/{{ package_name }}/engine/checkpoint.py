@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .checkpoint_files import IN_SHARDS, Checkpoints, each_leaf, find_start, load, part_name
+from .checkpoint_files import (
+    IN_SHARDS,
+    Checkpoints,
+    check_readable,
+    each_leaf,
+    find_start,
+    load,
+    part_name,
+)
 from .config import Settings
 from .errors import UsageError
 from .filesystem import remove, write_atomically
@@ -63,6 +71,7 @@ class Checkpointing:
         self.position = Position()
         self.line_count: int | None = None
         self.resumed_from: int | None = None
+        self.readable = False  # whether a state was found to be readable, before the first save
         self._resume()
 
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
@@ -99,7 +108,11 @@ class Checkpointing:
     def start_writing(
         self, state: dict[str, Any], step: int, best: bool, before: Callable[[], object]
     ) -> None:
-        """Copy a state to CPU memory and write it in the background, as `save` does."""
+        """Copy a state to CPU memory and write it in the background, as `save` does.
+
+        Raises:
+            UsageError: on every rank, if the state could not be read again.
+        """
         self.wait()
         parts: dict[str, Tensor] = {}
 
@@ -114,6 +127,10 @@ class Checkpointing:
 
         with torch.no_grad():
             state = each_leaf(copied, state)
+        if not self.readable:
+            rest = each_leaf(lambda _, leaf: None if isinstance(leaf, Tensor) else leaf, state)
+            self.world.on_main(partial(check_readable, rest))
+            self.readable = True
         # At the end of an epoch, a step is saved twice, but its shards only once.
         if parts and self.world.on_main(lambda: self.checkpoints.shard_digests(step)):
             parts = {}

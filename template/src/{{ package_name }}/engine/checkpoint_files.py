@@ -7,10 +7,11 @@ each contain the name of a checkpoint.
 """
 
 import hashlib
+import io
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -187,6 +188,23 @@ class Checkpoints:
             old_step = each.name.startswith("step-") and each.with_suffix(".pt") not in kept
             if old_step or each.suffix == ".tmp":
                 remove(each)
+
+
+def check_readable(state: Mapping[str, Any]) -> None:
+    """Raise UsageError if `read_file` could not read a state again: only some classes are safe."""
+    for part, value in state.items():
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:  # of pickle or of torch
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            what = found[1] if found else str(error).partition("\n")[0]
+            raise UsageError(
+                f"a checkpoint could not be read again, since '{part}' has {what}: use only "
+                "tensors, numbers, texts, lists and dictionaries"
+            ) from None
 
 
 def digest_lines(path: Path) -> list[str]:

@@ -46,12 +46,18 @@ def read_weights(source: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
         if _has_weights(state):
             return path, {"network": state}
     state = complete(as_checkpoint(state, path), path, lambda *_: None)
-    return path, state["averages"] or state["networks"]
+    states = state["averages"] or state["networks"]
+    if not all(map(_has_names, states.values())):
+        raise UsageError(f"init_from {path} has a network without names: choose another file")
+    return path, states
 
 
-def _has_weights(state: object) -> bool:
-    values = state.values() if isinstance(state, Mapping) else ()
-    return any(isinstance(each, Tensor) for each in values)
+def _has_names(state: object) -> bool:
+    return isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
+
+
+def _has_weights(state: Any) -> bool:  # noqa: ANN401 - of a file
+    return _has_names(state) and any(isinstance(each, Tensor) for each in state.values())
 
 
 def _indexed(index: Path) -> dict[str, Any]:

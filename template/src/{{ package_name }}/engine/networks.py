@@ -281,6 +281,8 @@ def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_d
     """Return whether a value can replace another: tensors must match in shape and kind of dtype."""
     if not (isinstance(mine, Tensor) and isinstance(theirs, Tensor)):
         return type(mine) is type(theirs)
+    if theirs.is_nested or theirs.is_meta or mine.layout != theirs.layout:
+        return False
     same_kind = (
         mine.is_complex() == theirs.is_complex()
         and mine.is_floating_point() == theirs.is_floating_point()
@@ -290,11 +292,14 @@ def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_d
 
 
 def digest(modules: Mapping[str, nn.Module]) -> str:
-    """Return the SHA-256 of all parameters and buffers, as hex; every rank calls this."""
+    """Return the SHA-256 of all values of the state_dicts, as hex; every rank calls this."""
     found = hashlib.sha256()
     for name, module in sorted(modules.items()):
         for key, tensor in sorted(module.state_dict().items()):
             found.update(f"{name}.{key}".encode())
+            if not isinstance(tensor, Tensor):  # of get_extra_state
+                found.update(repr(tensor).encode())
+                continue
             # Viewed as bytes, since NumPy has no bf16.
             content = full_tensor(tensor.detach()).cpu().reshape(-1)
             found.update(content.view(torch.uint8).numpy().tobytes())
