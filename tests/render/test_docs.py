@@ -77,6 +77,7 @@ OURS = {
     "module use /software/*": SUPPORT_PAGE,
     "module load slurm-ddp": SUPPORT_PAGE,
     "copier copy $SLURM_DDP_TEMPLATE my-project": SUPPORT_PAGE,
+    ".venv/bin/python -m pytest tests/update": ".ci/run::make test",
     "git clone --bare *": SUPPORT_PAGE,
     "git -C *": SUPPORT_PAGE,
     "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",

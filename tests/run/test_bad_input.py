@@ -336,7 +336,7 @@ def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None
     from demo.engine.errors import UsageError
     from demo.engine.filesystem import read_lines
     from demo.settings import Settings
-    from demo.tools.runs import read_settings
+    from demo.tools.survey import read_settings
     from demo.trackers.dispatch import known_ids
 
     brackets = "[" * 50_000

@@ -395,7 +395,7 @@ def test_aliases_and_long_lists_are_refused(run: Path, text: str, message: str) 
     """Aliases of aliases would expand to any number of values."""
     from demo.engine.errors import UsageError
     from demo.settings import Settings
-    from demo.tools.runs import read_settings
+    from demo.tools.survey import read_settings
 
     (run / "config.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):

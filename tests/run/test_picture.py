@@ -25,7 +25,7 @@ def plot(project: Path) -> SimpleNamespace:
     """The command `report`, and what draws its pictures."""
     from demo.tools import report
     from demo.tools.report import curves, picture
-    from demo.tools.runs import find_runs
+    from demo.tools.survey import find_runs
 
     def load(folders: list[Path]) -> list[curves.Curves]:
         return curves.drawable(curves.read_runs(find_runs(folders)))

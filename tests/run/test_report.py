@@ -164,7 +164,7 @@ def test_seeds_are_one_curve_that_names_those_that_did_not_end(
 ) -> None:
     from demo.tools.report.curves import read_runs
     from demo.tools.report.picture import figure as draw
-    from demo.tools.runs import find_runs
+    from demo.tools.survey import find_runs
 
     runs = read_runs(find_runs([seeds]))
     figure = draw(runs)
@@ -289,7 +289,7 @@ def test_what_is_damaged_or_missing_hides_nothing_else(report: Report, tmp_path:
     (tmp_path / "lines/metrics.jsonl").write_text(text)
     from demo.tools import report as module
     from demo.tools.report.curves import read_runs
-    from demo.tools.runs import find_runs
+    from demo.tools.survey import find_runs
 
     assert "lines" in module.page_of(read_runs([whole, tmp_path / "lines"]))
     for each in read_runs(find_runs([tmp_path])):

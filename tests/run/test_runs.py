@@ -58,12 +58,14 @@ def write_run(folder: Path, **state: object) -> Path:
 def test_a_run_that_finished_and_one_that_was_killed(
     runs: ModuleType, launch: Launch, project: Path, tmp_path: Path
 ) -> None:
+    from demo.tools.survey import LATELY
+
     job = launch(1, name="whole", CHAIN_JOBS="77 78")
     killed = srun(project, tmp_path / "killed", 1, "--max-steps=100000", "--log-every=1")
     killed.wait_for_step(5)
     killed.kill()
     set_squeue(tmp_path, KNOWS_NONE)
-    later = time.time() + 2 * runs.LATELY
+    later = time.time() + 2 * LATELY
     found = {Path(run.folder).name: run for run in runs.survey(runs.find_runs([tmp_path]), later)}
     assert set(found) == {"whole", "killed"}
     state = found["whole"].state

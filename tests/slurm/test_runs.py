@@ -9,7 +9,7 @@ from .trainings import FILTERS
 def told(project: Project, job: Job, later: int) -> dict[str, str]:
     """Return what `runs` will print on the login node some seconds from now."""
     code = (
-        "import json, pathlib, sys, time; from demo.tools.runs import survey\n"
+        "import json, pathlib, sys, time; from demo.tools.survey import survey\n"
         "(run,) = survey([pathlib.Path(sys.argv[1])], time.time() + int(sys.argv[2]))\n"
         "print(json.dumps({'status': run.status, 'note': run.note, 'job': run.state['job']}))"
     )

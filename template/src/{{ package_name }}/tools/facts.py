@@ -16,7 +16,7 @@ from ..engine.filesystem import disk_usage, read_bytes, read_object
 from ..engine.run import usage
 from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
-from .runs import Run, commit_of, read, read_settings
+from .survey import Run, commit_of, read, read_settings
 from .text import aligned, as_text, duration, local_time
 
 WIDTH = 106  # characters of the second column

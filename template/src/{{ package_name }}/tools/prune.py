@@ -21,7 +21,7 @@ from ..engine.errors import UsageError, printable
 from ..engine.filesystem import disk_usage, remove, write_atomically
 from ..engine.run.run_lock import RunLock, owner_of
 from . import program
-from .runs import Run, find_runs, survey
+from .survey import Run, find_runs, survey
 
 PART = re.compile(r"step-\d+\.(pt|sha256|shards)|.*\.tmp")  # .tmp: unfinished files
 

@@ -21,7 +21,7 @@ from ..settings import Settings
 from ..trackers import load, select
 from ..trackers.dispatch import known_ids, send
 from . import program
-from .runs import find_runs
+from .survey import find_runs
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import tyro
 from ...engine.config import read_flags
 from ...engine.errors import UsageError
 from .. import program
-from ..runs import find_runs
+from ..survey import find_runs
 from .content import page_of
 from .curves import drawable, read_runs
 from .picture import figure

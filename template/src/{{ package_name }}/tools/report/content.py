@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from ...engine.filesystem import disk_usage, files_in, in_range, read_bytes
 from ...engine.run import usage
 from ..facts import about
-from ..runs import Run, results
+from ..survey import Run, results
 from ..text import local_time, short
 from .curves import Curves, Group, differing, group
 from .page import RESERVE, Html, Page, facts, make

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError, printable
 from ...engine.filesystem import in_range, read_lines
-from ..runs import Run, read, read_settings, survey
+from ..survey import Run, read, read_settings, survey
 from ..text import short
 
 # Settings that do not change a curve.
