@@ -20,6 +20,7 @@ PATTERNS = {
     "*.{yml,yaml}": ["*.yml", "*.yaml"],
     "Makefile": ["Makefile"],
 }
+NUMBERS = dict(enumerate(("Eight", "Nine", "Ten", "Eleven"), 8))
 NAMED = {"setup": "full", "author_name": "Ada Lovelace", "author_email": "ada@example.org"}
 
 
@@ -48,6 +49,14 @@ def test_pages_agree_on_which_files_are_yours(classes: Classes) -> None:
         assert named == {
             p.removeprefix(folder) for p in owned if p.startswith(("src/", "configs/", "slurm/"))
         }
+
+
+def test_the_front_page_counts_the_files_of_a_project(render: Renderer) -> None:
+    patterns = [pattern.removeprefix("/") for pattern in QUESTIONNAIRE["_skip_if_exists"]]
+    files = render({"package_name": "demo"})
+    yours = [path for path in files if any(fnmatchcase(path, each) for each in patterns)]
+    text = " ".join((TEMPLATE / "README.md").read_text("utf-8").split())
+    assert f"has {len(files)} files. {NUMBERS[len(yours)]} of them are yours" in text
 
 
 def test_a_page_for_agents_is_short_and_names_what_is_there(classes: Classes) -> None:
