@@ -135,7 +135,7 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
             f"no {path.name} in {path.parent.resolve()}: put your table there, point --data-dir at "
             "it, or use --dataset synthetic"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise UsageError(
             f"can't read {path} (its rows are counted without the line of names): {error}"
         ) from None
@@ -155,6 +155,7 @@ def whole_rows(lines: Iterable[str], columns: int) -> Iterator[str]:
         ValueError: a row has more values than there are columns, or fewer. R, for example, writes
             the name of each row without a name for these names.
     """
+    csv.field_size_limit(2**31 - 1)  # a text in a column that is not used may be long
     for number, line in enumerate(lines):
         values = next(csv.reader([line]), []) if '"' in line else line.rstrip("\r\n").split(",")
         if values[columns:] == [""]:  # a comma at the end

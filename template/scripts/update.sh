@@ -17,23 +17,23 @@ check_edits() { [[ -z $(git status --porcelain --untracked-files=normal --ignore
 command -v copier >/dev/null || fail "copier is missing: run 'pipx install copier' first"
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX GIT_OBJECT_DIRECTORY # git sets them in hooks and aliases
 top=$(git rev-parse --show-toplevel) || fail "this folder is not in a git repository: run 'git init' first"
-check_edits && old=$(git rev-parse HEAD)
-# On the project's own disk, where a file moves to its place even if the disk is full.
-folder=$(mktemp -d "$(git rev-parse --absolute-git-dir)/update-XXXXXX")
+home=$(git rev-parse --absolute-git-dir)
+[[ -z $(git status --porcelain) || -z $(compgen -G "$home/update-*") ]] || undo="'git add --all && git stash' undoes it" fail "an update was killed"
+check_edits && rm -rf "$home"/update-* && old=$(git rev-parse HEAD)
+folder=$(mktemp -d "$home/update-XXXXXX") # on this disk: a file moves to its place even if it is full
 trap 'rm -rf "$folder"' EXIT
 trap 'fail "interrupted"' INT TERM HUP
 clone=$folder/clone/$(git rev-parse --show-prefix)
 # With some settings of yours, git would drop edits, and hide conflicts from Copier.
 GIT_LFS_SKIP_SMUDGE=1 git clone -c apply.whitespace=nowarn -c status.showUntrackedFiles=normal -q --shared "$top" "$folder/clone"
 {
-    git ls-files -v | sed -n 's/^[a-zS] //p'
+    git ls-files -v | sed -n 's/^[a-zS] //p' | tee "$folder/flagged"
     # Ignored files where the template has some, except secrets and what other programs write.
     git ls-files --others --ignored --exclude-standard -- ':(glob)*' .github configs container docs scripts slurm \
         src tests ':!.env' ':!slurm/site.sh' ':!*.pyc' ':!container/env'
 } | while IFS= read -r name; do find "./$name" -maxdepth 0 -type f -size -1024k 2>/dev/null || true; done >"$folder/hidden"
 tar -cf - -T "$folder/hidden" | tar -xpf - -C "$clone"
-# Copier refuses to write through links that lead outside the project.
-find "$clone" -name .git -prune -o -type l -exec rm {} +
+find "$clone" -name .git -prune -o -type l -exec rm {} + # Copier refuses links that lead outside
 git -C "$clone" add --all --force
 git -C "$clone" commit --quiet --no-gpg-sign --allow-empty --message "The project as it is"
 
@@ -42,7 +42,7 @@ git -C "$clone" commit --quiet --no-gpg-sign --allow-empty --message "The projec
     fail "copier update failed: $(grep '^[^ ]' "$folder/log" | tail -n 1)"
 git -C "$clone" ls-files --unmerged --full-name >"$folder/unmerged"
 git -C "$clone" add --all --force
-git -C "$clone" diff --cached --no-renames --relative --name-status HEAD >"$folder/changes"
+git -C "$clone" diff --cached --no-renames --relative --name-status HEAD | LC_ALL=C sort -rk 2 >"$folder/changes" # the answers last
 [[ -s $folder/changes ]] || { echo "nothing has changed: this project has $(recorded _commit) of the template" && exit; }
 copier copy -q --defaults --vcs-ref "$(recorded _commit)" --data-file .copier-answers.yml "$(recorded _src_path)" "$folder/old" 2>"$folder/why" ||
     fail "copier copy failed: $(tail -n 1 "$folder/why")"
@@ -54,7 +54,8 @@ while IFS=$'\t' read -r status name; do
     hidden='' path=$name
     ! grep -qxF "./$name" "$folder/hidden" || hidden=yes
     until [[ $path != */* || -L ${path%/*} || -e ${path%/*}/.git ]]; do path=${path%/*}; done
-    if [[ $path == */* || -d $name || $status$hidden == Dyes || ($status == A && (-e $name || -L $name)) ]]; then
+    if [[ $path == */* || -d $name || $status$hidden == Dyes || ($status == A && (-e $name || -L $name)) ]] ||
+        { [[ -z $hidden ]] && grep -qxF "$name" "$folder/flagged"; }; then # a link, or too large
         note kept "$name"
     elif [[ $status == D ]]; then
         cmp -s "$name" "$folder/old/$name" || note gone "$name"
@@ -62,12 +63,11 @@ while IFS=$'\t' read -r status name; do
     else
         [[ $status != A || -z $(git log -1 --format=%h -- "$name") ]] || note back "$name"
         [[ -z $hidden ]] || note merged "$name"
-        cmp -s "$name" "$folder/old/$name" || [[ $(git -C "$clone" diff --cached --numstat HEAD -- "$name") != -* ]] || note gone "$name" # binary
+        [[ -n $hidden ]] || cmp -s "$name" "$folder/old/$name" || [[ $(git -C "$clone" diff --cached --numstat HEAD -- "$name") != -* ]] || note gone "$name" # binary
         mkdir -p "$(dirname "./$name")" && mv -f "$clone/$name" "./$name"
     fi
 done <"$folder/changes"
-# git then shows the conflicts, and commits only after they are settled.
-cut -f 2 "$folder/unmerged" | sort -u >"$folder/conflicts"
+cut -f 2 "$folder/unmerged" | sort -u >"$folder/conflicts" # git commits only after they are settled
 while read -r _ blob _; do git -C "$clone" cat-file blob "$blob" | git hash-object -w --stdin; done <"$folder/unmerged" >/dev/null
 { sed "s/^/0 $(printf %040d 0)\t/" "$folder/conflicts" && cat "$folder/unmerged"; } | git -C "$top" update-index --index-info
 sed '1,/^ *To undo the update/d' "$folder/log" # the template's advice on your answers

@@ -170,6 +170,19 @@ def test_what_is_not_taken_from_a_tar_file_is_counted_and_named(
     assert re.findall(r"(\d+) not taken, such as .*0\.tar, ", said) == [str(left)] * bool(left)
 
 
+def test_a_sparse_file_in_a_tar_file_is_refused(images: Path, tmp_path: Path) -> None:
+    """By its offset, other bytes would be read."""
+    with (tmp_path / "0.ppm").open("wb") as file:
+        file.write(b"P6 512 512 255\n")
+        file.truncate(15 + 512 * 512 * 3)
+    (tmp_path / "0.cls").write_text("0")
+    (tmp_path / "data/train").mkdir(parents=True)
+    words = ("tar", "--sparse", "-cf", "data/train/0.tar", "0.ppm", "0.cls")
+    subprocess.run(words, cwd=tmp_path, check=True)
+    code, said = make_data(images, tmp_path / "data", "tar")
+    assert code == 1 and "has a sparse file 0.ppm: make it without -S" in said
+
+
 def test_links_in_a_tar_file_are_named(images: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "train/0.tar", [("a.png", GREY), ("a.cls", b"1"), ("b.cls", b"1")])
     with tarfile.open(tmp_path / "train/0.tar", "a") as archive:

@@ -270,6 +270,11 @@ class Rowless(Regression):
         return super().predict(network, batch).mean()
 
 
+class Doubled(Regression):
+    def predict(self, network, batch):
+        return super().predict(network, batch).repeat_interleave(2)
+
+
 class Silent(Regression):
     def predict(self, network, batch):
         super().predict(network, batch)
@@ -456,8 +461,9 @@ def predict(project: Path, job: Job, folder: Path, ranks: int) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("Rowless", "predict in model.py returned no row for each of"),
-        ("Silent", "predict in model.py returned no row for each of"),
+        ("Rowless", "predict in model.py did not return one row for each of"),
+        ("Doubled", "predict in model.py did not return one row for each of"),
+        ("Silent", "predict in model.py did not return one row for each of"),
         ("Undescribed", "describe in model.py returned what JSON can't hold ("),
     ],
 )
@@ -832,7 +838,7 @@ SAID = {
     "a mistake in predict": "predict",
     "a mistake in describe": "describe in model.py failed with KeyError: 'describe'",
     "described as a set": "describe in model.py returned what JSON can't hold (",
-    "no row to describe": "predict in model.py returned no row for each of 1 samples: return",
+    "no row to describe": "predict in model.py did not return one row for each of the",
     "a mistake in pretrained": "pretrained in model.py failed with KeyError: 'pretrained'",
     "nothing to save": "pretrained in model.py returned str, which has no save_pretrained: return",
     "a mistake in figures": "draw in figures.py failed with KeyError: 'figures'",

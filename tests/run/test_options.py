@@ -306,6 +306,8 @@ def test_provenance_is_found_whatever_surrounds_it(
     answers.write_text("_src_path: https://me:hunter2@host/x\nsince: 2026-01-30\n")
     # What pip leaves of a package that it could not remove.
     (tmp_path / "half-1.0.dist-info").mkdir()
+    (tmp_path / "psutil-0.1.dist-info").mkdir()
+    (tmp_path / "psutil-0.1.dist-info/METADATA").write_text("Name: psutil\nVersion: 0.1\n")
     import importlib_metadata  # its own finder, which a tracker's packages may install, raises
 
     importlib_metadata.version("torch")
@@ -315,6 +317,7 @@ def test_provenance_is_found_whatever_surrounds_it(
     assert found["template"] == {"_src_path": "https://<login>@host/x", "since": "2026-01-30"}
     assert found["command"] == ["train", "--api-key", "<secret>"]
     assert "torch" in found["packages"]
+    assert found["packages"]["psutil"] == "0.1", "the first on sys.path is imported"
 
     answers.write_text("<<<<<<< before\n_commit: a\n=======\n_commit: b\n>>>>>>> after\n")
     with pytest.raises(UsageError, match=r"answers\.yml is not YAML: .*choose a side") as raised:

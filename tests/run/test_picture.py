@@ -213,6 +213,7 @@ def test_the_suffix_says_the_format(plot: SimpleNamespace, tmp_path: Path, suffi
         (["{}/run", "--metrics", "loss"], "'loss' among its metrics: train/loss, train/lr"),
         (["{}/run", "--smooth=1"], "0 .* or more, and below 1"),
         (["{}/run", "--output=plot.txt"], "can't write plot.txt: .* png, .*svg"),
+        (["{}/run", "--output=plot"], "--output is plot: it must end in .html, .png"),
         (["{}/run", "--output=/proc/plot.png"], "can't write /proc/plot.png"),
     ],
 )

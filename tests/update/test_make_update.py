@@ -90,6 +90,38 @@ def test_every_kind_of_edit_is_kept_and_told(project: Path, tmp_path: Path) -> N
     assert re.search("^_commit: v1.1.0$", (project / ".copier-answers.yml").read_text(), re.M)
 
 
+def test_a_file_that_git_does_not_look_at_and_that_is_not_copied_stays(project: Path) -> None:
+    """It is large, or a link."""
+    large, link = project / "slurm/snapshot.sh", project / "slurm/stage.sh"
+    for path in (large, link):
+        git(project, "update-index", "--skip-worktree", f"slurm/{path.name}")
+    large.write_text(text := "# ours\n" * 200_000)
+    link.unlink()
+    link.symlink_to("../README.md")
+    done = make_update(project)
+    assert done.returncode == 0, done.stderr
+    assert large.read_text() == text and link.is_symlink()
+    kept = re.findall(r"^not changed.*:\n((?:    \S+\n)+)", done.stdout, re.MULTILINE)
+    assert sorted(kept[0].split()) == ["slurm/snapshot.sh", "slurm/stage.sh"]
+
+
+def test_an_update_that_is_killed_while_files_move_says_how_to_undo_it(
+    project: Path, tmp_path: Path
+) -> None:
+    before = contents(project)
+    (tmp_path / "mv").write_text(
+        '#!/bin/bash\n[[ $* != *submit.sh ]] || kill -9 $PPID\nexec /bin/mv "$@"\n'
+    )
+    (tmp_path / "mv").chmod(0o755)
+    assert make_update(project, PATH=f"{tmp_path}:{ENVIRONMENT['PATH']}").returncode
+    assert "_commit: v1.0.0" in (project / ".copier-answers.yml").read_text()
+    said = make_update(project).stderr
+    (undo,) = re.findall("an update was killed; '(.+?)' undoes it", said)
+    subprocess.run(["bash", "-c", undo], cwd=project, env={**ENVIRONMENT, **IDENTITY}, check=True)
+    assert contents(project) == before
+    assert make_update(project).returncode == 0
+
+
 def test_settings_of_git_lose_no_edit(project: Path, tmp_path: Path) -> None:
     settings = "[apply]\nwhitespace=error\n[status]\nshowUntrackedFiles=no\n[color]\nui=always\n"
     (tmp_path / "gitconfig").write_text(settings)

@@ -172,6 +172,8 @@ def _members(
         with tarfile.open(path, "r:") as archive:  # uncompressed, to read by offset
             for key, parts in _groups(archive, path, others):
                 image = next((parts[each] for each in ENDINGS if each in parts), None)
+                if image and image.issparse():  # its bytes are not where its offset says
+                    raise UsageError(f"{path} has a sparse file {image.name}: make it without -S")
                 if image and "cls" not in parts:
                     raise UsageError(f"{path} has an image {key} without its class, {key}.cls")
                 others += (

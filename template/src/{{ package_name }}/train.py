@@ -159,7 +159,7 @@ class Trainer:
         def call() -> None:
             if self._overrides("describe"):
                 with rehearsed("describe in model.py"):
-                    described(self.learner, outputs, 1)
+                    described(self.learner, outputs)
             if self._overrides("pretrained"):
                 with rehearsed("pretrained in model.py"):
                     networks = self.networks.view(self.networks.evaluated)
@@ -325,7 +325,7 @@ class Trainer:
             self.hooks.call("on_evaluation_start", "validation")
             step = self.position.step
             found = self.evaluator.evaluate(self.datasets.validation, "validation", step)
-            self.hooks.call("on_evaluation_end", "validation", found.metrics)
+            self.hooks.call("on_evaluation_end", "validation", dict(found.metrics))
         return found.metrics
 
     def _record(self, metrics: dict[str, float]) -> None:
@@ -379,7 +379,7 @@ class Trainer:
         self.logger.metrics(1.0, test.metrics)
         self.logger.summary(self.summary(test))
         try:
-            self.hooks.call("on_evaluation_end", "test", test.metrics)
+            self.hooks.call("on_evaluation_end", "test", dict(test.metrics))
             self.hooks.note_written()
             self._draw(test)
             self._register()

@@ -117,9 +117,9 @@ use_python() {
     [[ -n ${PROJECT_PYTHON:-} ]] || others=
     python=("${PROJECT_PYTHON:-$PWD/$1}")
     [[ -x ${python[0]} ]] || fail "${python[0]} does not exist: run 'make setup' first"
-    # Import the code of this job, and no packages of modules.
+    # Import the code of this job, and no packages of modules or of ~/.local, as `make setup` does.
     unset PYTHONHOME
-    export PYTHONPATH=${CODE_DIR:-$PWD}/src$others
+    export PYTHONPATH=${CODE_DIR:-$PWD}/src$others PYTHONNOUSERSITE=1
 }
 
 one_node_only() {

@@ -350,7 +350,8 @@ class Settings:
             # pydantic accepts true as 1.
             if value is True and type(getattr(settings, name)) in (int, float):
                 raise UsageError(f"{source}{name} is true: it must be a number")
-        if Path(settings.experiment).name in ("", "..") or "/" in settings.experiment:
+        name = settings.experiment
+        if Path(name).name in ("", "..") or "/" in name or not name.isprintable():
             raise UsageError(
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
                 "in run_root, such as baseline"

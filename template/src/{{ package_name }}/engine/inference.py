@@ -66,13 +66,13 @@ class Trained:
         return next(evaluation_batches(dataset, range(samples), samples, 0))
 
 
-def described(learner: Any, predictions: Any, samples: int) -> list[str]:  # noqa: ANN401
-    """Return the result of the learner's `describe` for each sample as JSON.
+def described(learner: Any, predictions: Any, samples: int | None = None) -> list[str]:  # noqa: ANN401
+    """Return the result of the learner's `describe` for each sample as JSON; null is for nan.
 
     Args:
         learner: a `Learner` of learner.py.
         predictions: the result of its `predict` for a batch.
-        samples: number of samples in the batch.
+        samples: number of samples in the batch, if known.
 
     Raises:
         UsageError: `predict` did not return a row for each sample, or JSON can't represent the
@@ -82,13 +82,15 @@ def described(learner: Any, predictions: Any, samples: int) -> list[str]:  # noq
         parts = list(nested.split_samples(predictions, samples))
     except IndexError:
         raise UsageError(
-            f"predict in model.py returned no row for each of {samples} samples: return "
-            "tensors whose first dimension is the batch"
+            f"predict in model.py did not return one row for each of {samples or 'the'} samples: "
+            "return tensors whose first dimension is the batch"
         ) from None
     found = [learner.describe(each) for each in parts]
     try:
-        return [json.dumps(each, default=Tensor.tolist) for each in found]
-    except TypeError as error:
+        texts = [json.dumps(each, default=Tensor.tolist) for each in found]
+        # JSON has neither nan nor inf.
+        return [json.dumps(json.loads(text, parse_constant=lambda _: None)) for text in texts]
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"describe in model.py returned what JSON can't hold ({error}): return "
             "numbers, texts, tensors, lists or dictionaries"

@@ -46,15 +46,21 @@ def length(batch: Any) -> int:  # noqa: ANN401
     return length(nested[0]) if nested else len(parts)
 
 
-def split_samples(value: Any, samples: int) -> Iterator[Any]:  # noqa: ANN401
+def split_samples(value: Any, samples: int | None = None) -> Iterator[Any]:  # noqa: ANN401
     """Yield the predictions for each sample: the same nested value, with one row of every tensor.
 
+    Args:
+        value: the nested value.
+        samples: the number of rows that each tensor must have; if None, that of the first tensor.
+
     Raises:
-        IndexError: a tensor has fewer rows than `samples`, or the value is None.
+        IndexError: there is no tensor, or one has another number of rows.
     """
-    if value is None:
-        raise IndexError("None has no rows")
-    for number in range(samples):
+    rows = list[int]()
+    map_tensors(lambda tensor: rows.append(len(tensor) if tensor.dim() else 0), value)
+    if not any(rows) or {*rows} != {rows[0] if samples is None else samples}:
+        raise IndexError(f"the tensors have {rows} rows")
+    for number in range(rows[0]):
         yield map_tensors(itemgetter(number), value)
 
 

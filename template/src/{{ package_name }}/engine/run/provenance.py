@@ -53,10 +53,10 @@ def collect(world: World) -> dict[str, Any]:
         # For example, git refuses a folder that another user owns.
         log.warning("provenance.json has no commit: run 'git rev-parse HEAD' here to see why")
     packages: dict[str, str] = {}
-    for each in distributions():
+    for each in distributions():  # in the order of sys.path: the first of a name is imported
         with suppress(OSError, KeyError):  # pip may have left a package half removed
             if each.metadata and (name := each.metadata["Name"]):
-                packages[name] = each.metadata["Version"]
+                packages.setdefault(name, each.metadata["Version"])
     # Both may hold a secret: the value of a flag, or a login in the template's URL.
     started = json.dumps([sys.argv, _answers()], ensure_ascii=False, default=str)
     command, template = json.loads(hidden(started))

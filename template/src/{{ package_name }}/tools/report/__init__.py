@@ -63,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
     folders = find_runs(flags.folders)
     if not folders:
         raise UsageError("nothing to report: name folders of runs, or folders that hold some")
+    if not flags.output.suffix:
+        raise UsageError(f"--output is {flags.output}: it must end in .html, .png, .svg or .pdf")
     page = flags.output.suffix in (".html", ".htm")
     if page and (flags.metrics or (flags.x, flags.seeds, flags.smooth) != ("step", "mean", 0)):
         raise UsageError(
