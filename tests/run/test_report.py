@@ -130,7 +130,7 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
 
 
 def test_stops_are_marked_where_they_were(project: Path, stopped: Job, tmp_path: Path) -> None:
-    from demo.tools import report
+    from demo.tools.report import content as report
     from demo.tools.report.curves import Group, read_runs
     from demo.tools.report.picture import UNITS
 
