@@ -185,7 +185,7 @@ def test_the_tests_above_run_every_class(classes: Classes, tmp_path: Path) -> No
     for makefile in classes.of(MAKEFILES):
         found = recipes(tmp_path, makefile.text, makefile.variant.package)
         assert set(found.items()) <= known, (makefile.variant.answers, set(found.items()) - known)
-    assert len(classes.of(MAKEFILES)) > 15 and len(classes.of(JOBS)) == 2 * 4
+    assert len(classes.of(MAKEFILES)) > 15 and len(classes.of(JOBS)) == 2 * len(ENVIRONMENTS)
 
 
 def test_every_pyproject_is_built_and_what_it_needs_is_tested(

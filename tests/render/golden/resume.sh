@@ -167,8 +167,8 @@ run_resumable() {
             ((status <= 75)) || status=1
         elif [[ $1 == srun && -z $srun_said ]] && ((status == 255)); then
             status=1 # srun refuses its options
-        elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 75 && first != 76)); then
-            status=$first # a fault of this rank, after which the others were stopped
+        elif [[ $1 == srun && -n $first ]] && ((status > 75 && first < 128 && first != 76)); then
+            status=$first # a fault of this rank, or its stop, after which the others were stopped
         fi
         ((status > 128 || status == 76)) || break
         may_restart "$1" || break
