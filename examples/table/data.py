@@ -21,6 +21,8 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
+BETWEEN = "\x1f"  # ASCII's separator of units: a number has none
+
 
 @dataclass(frozen=True)
 class Datasets:
@@ -116,6 +118,7 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
         UsageError: the file or a column does not exist, a row has other columns than the first
             line, or a value is not a finite number.
     """
+    csv.field_size_limit(2**31 - 1)  # a text in a column that is not used may be long
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             names = [name.strip() for name in next(csv.reader(file), [])]
@@ -128,8 +131,8 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
             used = [*columns, target]
             if twice := [name for name in used if names.count(name) > 1 or used.count(name) > 1]:
                 raise UsageError(f"{twice[0]} is the name of two columns of {path}: rename one")
-            rows, chosen = whole_rows(file, len(names)), [names.index(name) for name in used]
-            values = np.loadtxt(rows, np.float32, None, ",", usecols=chosen, ndmin=2, quotechar='"')
+            rows = chosen_values(file, [names.index(name) for name in used], len(names))
+            values = np.loadtxt(rows, np.float32, None, BETWEEN, ndmin=2)
     except FileNotFoundError:
         raise UsageError(
             f"no {path.name} in {path.parent.resolve()}: put your table there, point --data-dir at "
@@ -148,21 +151,17 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
     return table[:, :-1].contiguous(), table[:, -1].contiguous()
 
 
-def whole_rows(lines: Iterable[str], columns: int) -> Iterator[str]:
-    """Yield the rows of a CSV file.
+def chosen_values(lines: Iterable[str], chosen: Sequence[int], columns: int) -> Iterator[str]:
+    """Yield the values of some columns of each row of a CSV file, with BETWEEN between them.
 
     Raises:
         ValueError: a row has more values than there are columns, or fewer. R, for example, writes
             the name of each row without a name for these names.
     """
-    csv.field_size_limit(2**31 - 1)  # a text in a column that is not used may be long
-    for number, line in enumerate(lines):
-        values = next(csv.reader([line]), []) if '"' in line else line.rstrip("\r\n").split(",")
-        if values[columns:] == [""]:  # a comma at the end
-            values.pop()
-        if line.strip() and len(values) != columns:
-            raise ValueError(f"row {number} has {len(values)} values for {columns} columns")
-        yield line
+    for number, row in enumerate(filter(None, csv.reader(lines))):
+        if len(row) != columns and row[columns:] != [""]:  # a comma at the end
+            raise ValueError(f"row {number} has {len(row)} values for {columns} columns")
+        yield BETWEEN.join([row[each] for each in chosen])
 
 
 def synthesize(samples: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:

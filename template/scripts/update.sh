@@ -13,12 +13,12 @@ git() { command git -c core.quotePath=off -c core.hooksPath=/dev/null -c user.na
 recorded() { sed -nE "/^$1: */{s///;s/^'(.*)'$/\1/;s/''/'/g;p}" .copier-answers.yml; }
 note() { echo "$2" >>"$folder/$1"; }
 tell() { [[ ! -s $folder/$1 ]] || { echo "$2:" && sed 's/^/    /' "$folder/$1"; }; }
-check_edits() { [[ -z $(git status --porcelain --untracked-files=normal --ignore-submodules=dirty) ]] || fail "some changes are not committed: run 'git add --all' and 'git commit'"; }
+edits() { git status --porcelain --untracked-files=normal --ignore-submodules=dirty; }
+check_edits() { [[ -z $(edits) ]] || fail "some changes are not committed: run 'git add --all' and 'git commit'"; }
 command -v copier >/dev/null || fail "copier is missing: run 'pipx install copier' first"
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX GIT_OBJECT_DIRECTORY # git sets them in hooks and aliases
-top=$(git rev-parse --show-toplevel) || fail "this folder is not in a git repository: run 'git init' first"
-home=$(git rev-parse --absolute-git-dir)
-[[ -z $(git status --porcelain) || -z $(compgen -G "$home/update-*") ]] || undo="'git add --all && git stash' undoes it" fail "an update was killed"
+top=$(git rev-parse --show-toplevel) && home=$(git rev-parse --absolute-git-dir) || fail "this folder is not in a git repository: run 'git init' first"
+[[ -z $(edits) || -z $(compgen -G "$home/update-*") ]] || undo="'git add --all && git stash' undoes it" fail "an update was killed"
 check_edits && rm -rf "$home"/update-* && old=$(git rev-parse HEAD)
 folder=$(mktemp -d "$home/update-XXXXXX") # on this disk: a file moves to its place even if it is full
 trap 'rm -rf "$folder"' EXIT
@@ -77,4 +77,4 @@ tell back "made again, because these files are yours, or new under a name that y
 tell kept "not changed, because git does not see your edits in them, or a link or repository of yours is there"
 tell merged "changed where git does not look; $saved has what you had"
 git diff --unified=0 --no-color --no-ext-diff -- .copier-answers.yml | sed -n 's/^\([-+]\([a-z]\|- \)\)/answers: \1/p'
-[[ -z $(git status --porcelain) && ! -s $folder/merged ]] || echo "updated to $(recorded _commit): read 'git status' and 'git diff', run 'make setup test', and commit"
+[[ -z $(edits) && ! -s $folder/merged ]] || echo "updated to $(recorded _commit): read 'git status' and 'git diff', run 'make setup test', and commit"

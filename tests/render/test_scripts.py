@@ -402,6 +402,7 @@ exit 137
         ("n3: task 1: Exited with exit code 1\nsrun: error: n2: task 0: Terminated", 1),
         ("n3: task 1: Exited with exit code 127\nsrun: error: n2: tasks 0,2: Killed", 127),
         ("n3: task 1: Exited with exit code 76\nsrun: error: n2: task 0: Terminated", 143),
+        ("n3: task 1: Exited with exit code 75\nsrun: error: n2: task 0: Bus error", 75),
     ],
 )
 def test_a_rank_that_fails_without_a_word_ends_the_job(
@@ -414,7 +415,7 @@ def test_a_rank_that_fails_without_a_word_ends_the_job(
     (srun.root / "bin/srun").write_text(text)
     found, log = srun.run("train_single_node", **ONE_NODE)
     assert found == code and "on n2" not in log and "bad nodes" not in log
-    assert bool(srun.noted("requeued")) == (code == 143)
+    assert bool(srun.noted("requeued")) == (code in (75, 143))
 
 
 @pytest.mark.parametrize(("status", "code"), [("137", 1), ("1", 1), ("75", 75)])
@@ -579,7 +580,7 @@ def test_the_ranks_have_the_environment_of_the_script(srun: Submission) -> None:
     env = srun.noted("srun.env")
     assert "GLOO_SOCKET_IFNAME=ib0" in env
     (snapshot,) = (srun.root / ".snapshots").iterdir()
-    assert {f"PYTHONPATH={snapshot}/src", f"CODE_DIR={snapshot}"} <= {*env}
+    assert {f"PYTHONPATH={snapshot}/src", f"CODE_DIR={snapshot}", "PYTHONNOUSERSITE=1"} <= {*env}
     assert not [line for line in env if line.startswith("SLURM_EXPORT_ENV")]
 
 
@@ -659,6 +660,7 @@ def test_the_script_of_a_server_starts_it(render: Renderer, tmp_path: Path, name
 
 def test_what_would_limit_or_bind_the_ranks_is_left_out(srun: Submission) -> None:
     given = {"SLURM_TIMELIMIT": "1", "OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0"}
+    given["PYTHONINSPECT"] = "1"
     assert srun.run("train_single_node", **ONE_NODE, **given)[0] == 0
     assert not {line.partition("=")[0] for line in srun.noted("srun.env")} & {*given}
 

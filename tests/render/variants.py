@@ -156,7 +156,7 @@ def pairwise_variants() -> list[Answers]:
 
 
 def complete(answers: Mapping[str, Any]) -> Answers:
-    """Return the answers with the defaults that the expectations below depend on."""
+    """Return the answers, with the defaults of the others."""
     named = {"package_name": "mnist_ddp", "author_name": "MNIST DDP contributors"}
     plain = {
         name: question["default"]

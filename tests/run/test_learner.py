@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from metrics import reproducible
@@ -473,6 +475,20 @@ def test_predictions_that_cannot_be_written(
     command = ["demo", "predict", str(alone.run_dir), f"--output={tmp_path / 'none.jsonl'}"]
     check_error(spawn(learners, tmp_path / "log", [command], [{"KIND": kind}]).wait(), message)
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_predictions_have_null_for_what_json_lacks(project: Path) -> None:
+    from demo.engine.inference import described
+
+    learner = SimpleNamespace(describe=lambda row: {"y": row, "low": -float(row)})
+    lines = described(learner, torch.tensor([1.0, float("inf"), float("nan")]), 3)
+    assert [*map(json.loads, lines)] == [{"y": 1, "low": -1}, *[{"y": None, "low": None}] * 2]
+
+
+def test_a_weight_may_be_a_number_of_numpy(project: Path) -> None:
+    from demo.engine.checks import check_weight
+
+    assert check_weight(np.int64(5)) == check_weight(torch.tensor(5)) == 5
 
 
 @pytest.mark.parametrize("size", ["0", "-1"])

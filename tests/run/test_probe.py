@@ -267,6 +267,15 @@ def test_a_user_whom_the_accounting_does_not_know(ask: Ask) -> None:
     assert "# sacctmgr lists none of yours: ask your site whether jobs need an account\n" in written
 
 
+def test_a_user_whom_the_system_does_not_know(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert probe.user_name() == "4000000"
+
+
 INTERFACES = """\
 1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
 2: eth0    inet 10.1.0.4/16 brd 10.1.255.255 scope global eth0\\       valid_lft forever

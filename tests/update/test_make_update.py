@@ -210,7 +210,10 @@ def test_an_update_that_cannot_write_says_how_to_undo_it(project: Path, tmp_path
 def test_a_template_in_a_relative_folder_can_be_found_again(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(template.parent)
+    """Its path has an apostrophe, and is longer than a line of YAML."""
+    folder = tmp_path / f"the group's {'long ' * 20}folder"
+    shutil.copytree(template, folder / "template")
+    monkeypatch.chdir(folder)
     project = tmp_path / "project"
     copy = ("-m", "copier", "copy", "--quiet", "--defaults", "--vcs-ref", "v1.0.0", "template")
     subprocess.run([sys.executable, *copy, str(project)], check=True)

@@ -80,7 +80,7 @@ for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_P
     option=--${name//_/-} given=SBATCH_$name
     [[ -n ${!given:-} ]] || grep -qs -- "^#SBATCH.* ${option,,}[ =]" "$0" || unset "SLURM_$name"
 done
-unset SLURM_TIMELIMIT PYTHONINSPECT # they limit steps, and change exit codes
+unset SLURM_TIMELIMIT PYTHONINSPECT # the first limits steps, the second changes exit codes
 unset OMP_PROC_BIND OMP_PLACES {GOMP_CPU,KMP}_AFFINITY # they bind all threads to one core
 ulimit -St "$(ulimit -Ht)" # Slurm passes on the limit of the login node
 # Unless its options were given, salloc leaves these variables out. The values are srun's defaults.

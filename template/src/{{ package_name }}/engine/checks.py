@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy
 from torch import Tensor
 
 from .config import Settings
@@ -71,8 +72,8 @@ def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned
 
 def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` returned
     """Return the result of `batch_weight` as an int; raise UsageError if it is not one >= 0."""
-    if getattr(weight, "size", None) == 1 or (isinstance(weight, Tensor) and weight.numel() == 1):
-        weight = weight.item()  # also a number of NumPy
+    if isinstance(weight, numpy.generic) or (isinstance(weight, Tensor) and weight.numel() == 1):
+        weight = weight.item()
     if not isinstance(weight, int | float) or weight % 1 or weight < 0:
         raise UsageError(
             f"batch_weight in model.py returned {weight!s:.80}: it must be a whole number, such as "
