@@ -17,9 +17,9 @@ edits() { git status --porcelain --untracked-files=normal --ignore-submodules=di
 check_edits() { [[ -z $(edits) ]] || fail "some changes are not committed: run 'git add --all' and 'git commit'"; }
 command -v copier >/dev/null || fail "copier is missing: run 'pipx install copier' first"
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX GIT_OBJECT_DIRECTORY # git sets them in hooks and aliases
-top=$(git rev-parse --show-toplevel) && home=$(git rev-parse --absolute-git-dir) || fail "this folder is not in a git repository: run 'git init' first"
+home=$(git rev-parse --absolute-git-dir) || fail "this folder is not in a git repository: run 'git init' first"
 [[ -z $(edits) || -z $(compgen -G "$home/update-*") ]] || undo="'git add --all && git stash' undoes it" fail "an update was killed"
-check_edits && rm -rf "$home"/update-* && old=$(git rev-parse HEAD)
+check_edits && rm -rf "$home"/update-* && old=$(git rev-parse HEAD) top=$(git rev-parse --show-toplevel)
 folder=$(mktemp -d "$home/update-XXXXXX") # on this disk: a file moves to its place even if it is full
 trap 'rm -rf "$folder"' EXIT
 trap 'fail "interrupted"' INT TERM HUP
