@@ -210,8 +210,8 @@ def test_an_update_that_cannot_write_says_how_to_undo_it(project: Path, tmp_path
 def test_a_template_in_a_relative_folder_can_be_found_again(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its path has an apostrophe, and is longer than a line of YAML."""
-    folder = tmp_path / f"the group's {'long ' * 20}folder"
+    """Its path has what YAML quotes, and is longer than a line of YAML."""
+    folder = tmp_path / f"the group's #1 {'long ' * 20}folder"
     shutil.copytree(template, folder / "template")
     monkeypatch.chdir(folder)
     project = tmp_path / "project"
