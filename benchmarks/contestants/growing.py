@@ -21,11 +21,13 @@ from demo.engine import shards
 from demo.engine.checkpoint_files import each_leaf
 from demo.engine.data.steps import StepLoader
 from demo.engine.data.stream import ShardStream
+from demo.engine.epochs import Step
 from demo.engine.ranks import process_group, strategy
 from demo.engine.ranks.dtensor import is_dtensor
 from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
 from demo.engine.ranks.world import World
+from demo.engine.training import Training
 from demo.settings import Settings
 from plans import planning
 from stopwatch import Clock, milliseconds, peak_mib, python_kib
@@ -76,13 +78,11 @@ class Block(nn.Linear):
         return super().forward(inputs).unflatten(-1, (-1, WIDTH)).sum(-2)
 
 
-class Rank0(train.Trainer):
-    """The trainer. Its peak memory is measured from its first step on."""
-
-    def train_step(self, *arguments: object) -> None:
-        if not self.position.step:
-            Path("/proc/self/clear_refs").write_text("5")  # measure the peak again, without set-up
-        super().train_step(*arguments)
+def measured(training: Training, step: Step, take: Callable[..., None] = train.train_step) -> None:
+    """Take a step. The peak memory is measured from the first step on, without the set-up."""
+    if not training.position.step:
+        Path("/proc/self/clear_refs").write_text("5")
+    take(training, step)
 
 
 def pretend() -> None:
@@ -215,7 +215,7 @@ def write_list(folder: Path, *_: object) -> dict[str, str]:
 
 def training() -> Figures:
     """Train the example; return the figures of the rank, its files and its log."""
-    train.Trainer = Rank0
+    train.train_step = measured
     shards.write = write_list
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--device=cpu", "--dataset=synthetic", "--batch-size=2", "--max-steps=20"]

@@ -10,10 +10,14 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from demo import model, train
+from demo.engine import training
+from demo.engine.epochs import Step
 from demo.engine.ranks.signals import StopRequest
+from demo.engine.training import Training
 from demo.settings import Settings
 from torch import Tensor, nn
 
@@ -38,17 +42,17 @@ class Large(nn.Module):
         return self.outlet(hidden)
 
 
-class Timed(train.Trainer):
-    """The trainer, which measures the time of its steps and saves."""
+class Timed(Training):
+    """A training that measures the time of its steps and saves."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401
         super().__init__(*arguments)
         self.steps: list[float] = []
         self.saves: list[float] = []
 
-    def train_step(self, *arguments: object) -> None:
+    def prepare(self, step: Step) -> None:
         self.steps.append(time.perf_counter())
-        super().train_step(*arguments)
+        super().prepare(step)
 
     def save(self, best: bool = False) -> None:
         began = time.perf_counter()
@@ -57,20 +61,19 @@ class Timed(train.Trainer):
             self.checkpointing.wait()
         self.saves.append(time.perf_counter() - began)
 
-    def train(self, trackers: list[str]) -> int:
-        code = super().train(trackers)
+    def end_steps(self) -> None:
         steps = [after - before for before, after in pairwise(self.steps)]
         if self.world.is_main:
             path = Path(os.environ["BENCHMARK_RESULT"])
             seconds = {"step": steps, "save": self.saves[1:]}
             figures = {what: 1000 * statistics.median(each) for what, each in seconds.items()}
             path.write_text(json.dumps(figures))
-        return code
+        super().end_steps()
 
 
 if MEGABYTES:
     model.Model.build = lambda _: Large()
 if not SYNCED:
     os.fsync = lambda _: None
-train.Trainer = Timed
+training.Training = Timed
 sys.exit(train.run(Settings.parse(sys.argv[1:]), StopRequest.install()))

@@ -7,7 +7,7 @@ evaluation. Everything else (ranks, batches, checkpoints, trackers) is the same 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from torch.optim import Optimizer
 from .engine import checkpoint_files, inference, nested
 from .engine.checks import check_loss
 from .engine.errors import UsageError
-from .engine.hooks import Training
 from .engine.ranks.device import sum_dtype
 from .engine.ranks.strategy import blocks
 from .engine.schedule import lr_factor
 from .engine.updater import Updater
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .engine import Training
 
 Networks = Any
 """The result of `build`: a module, or a dictionary of modules by name."""
@@ -161,21 +163,21 @@ class Learner:
 
     # -- hooks: called at events of the training; the defaults do nothing -------------------------
 
-    def on_start(self, training: Training) -> None:
+    def on_start(self, training: "Training") -> None:
         """Called on every rank before the first step of a start or resume."""
 
-    def on_step(self, training: Training) -> None:
+    def on_step(self, training: "Training") -> None:
         """Called on every rank after each step."""
 
-    def on_evaluation_start(self, training: Training, split: str) -> None:
+    def on_evaluation_start(self, training: "Training", split: str) -> None:
         """Called on every rank before an evaluation; `split` is "validation" or "test"."""
 
     def on_evaluation_end(
-        self, training: Training, split: str, metrics: Mapping[str, float]
+        self, training: "Training", split: str, metrics: Mapping[str, float]
     ) -> None:
         """Called on every rank after an evaluation; `metrics` has names like "validation/loss"."""
 
-    def on_checkpoint(self, training: Training, path: Path, best: bool) -> None:
+    def on_checkpoint(self, training: "Training", path: Path, best: bool) -> None:
         """Called on rank 0 soon after a checkpoint is complete. `best`: whether it is the best.
 
         The training waits for this method. Start a process for work that takes long, such as an
@@ -184,7 +186,7 @@ class Learner:
 
     def on_end(
         self,
-        training: Training,
+        training: "Training",
         status: Literal["finished", "preempted", "failed"],
         error: BaseException | None,
     ) -> None:

@@ -2,6 +2,7 @@
 
 It imports none of your files.
 
+    training.py     what the loop in train.py and the hooks use; epochs.py: the steps of an epoch
     updater.py      one update: forward and backward passes, clipping, optimizer steps
     schedule.py     the learning rate
     position.py     how far the training is
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     from .data.stream import ShardStream as ShardStream
     from .errors import UsageError as UsageError
     from .filesystem import write_atomically as write_atomically
-    from .hooks import Training as Training
     from .nested import split_samples as split_samples
     from .ranks.signals import StopRequest as StopRequest
     from .ranks.world import World as World
     from .run.record import record as record
+    from .training import Training as Training
     from .updater import Updater as Updater
 
 HOMES = {
@@ -55,7 +56,7 @@ HOMES = {
     "Settings": "config",
     "ShardStream": "data.stream",
     "StopRequest": "ranks.signals",
-    "Training": "hooks",
+    "Training": "training",
     "Updater": "updater",
     "UsageError": "errors",
     "World": "ranks.world",

@@ -40,6 +40,11 @@ class Position:
         """Count a complete epoch, and reset the counters of the current epoch."""
         self.epoch, self.epoch_steps, self.consumed = self.epoch + 1, 0, 0
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether the last validation was at this step."""
+        return self.validated_step == self.step
+
     def judge(self, score: float, direction: Literal["min", "max"]) -> bool:
         """Record the score of a validation; return whether it is the best so far."""
         self.validated_step = self.step

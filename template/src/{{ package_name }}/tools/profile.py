@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -22,6 +22,9 @@ from ..engine.errors import UsageError, say
 from ..engine.filesystem import files_in, read_bytes
 from ..engine.run.clock import CLOCK
 from . import program
+
+if TYPE_CHECKING:
+    from ..engine import Training
 
 MARKS = ("data", "forward", "backward", "validation", "checkpoints")
 
@@ -38,8 +41,8 @@ class Profiler:
         UsageError: `profile_ranks` is empty or has a rank that this run does not have.
     """
 
-    def __init__(self, trainer: Any) -> None:  # noqa: ANN401 - `Trainer` of train.py
-        self.trainer, self.world, self.settings = trainer, trainer.world, trainer.settings
+    def __init__(self, training: "Training") -> None:
+        self.training, self.world, self.settings = training, training.world, training.settings
         ranks, size = self.settings.profile_ranks, self.world.size
         if not ranks or max(ranks) >= size:
             raise UsageError(f"profile_ranks is {list(ranks)}: choose from 0 to {size - 1}")
@@ -50,7 +53,7 @@ class Profiler:
 
         from ..engine import torch_private
 
-        done, chosen = self.trainer.position.step, self.world.rank in self.settings.profile_ranks
+        done, chosen = self.training.position.step, self.world.rank in self.settings.profile_ranks
         first, stop = map(int, self.settings.profile.split(":"))
         self.steps = steps = range(max(first, done + 1), stop if chosen else 0)
 

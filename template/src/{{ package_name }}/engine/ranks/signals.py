@@ -1,7 +1,7 @@
 """Signals that ask a run to stop.
 
 The signal handler only notes the signal. Before the next step, the ranks tell each other about it
-(step_totals.py). They then save a checkpoint (`_stop` in train.py) and exit together.
+(step_totals.py). They then save a checkpoint (`stop` in training.py) and exit together.
 """
 
 import signal

@@ -1,0 +1,382 @@
+"""A training: what the loop in train.py and the hooks of model.py use."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import torch
+
+from .checkpoint import Checkpointing
+from .checks import (
+    check_datasets,
+    check_loaded,
+    check_pretrained,
+    check_same_settings,
+    import_tool,
+    rehearsed,
+)
+from .config import Settings
+from .data.seeds import derive, seed_generators
+from .data.steps import StepLoader
+from .epochs import Epoch, Step
+from .errors import UsageError
+from .evaluate import Evaluation, Evaluator
+from .filesystem import read_object
+from .hooks import Hooks
+from .inference import described
+from .networks import Networks, digest, named_parameters
+from .position import Position, is_due
+from .ranks.process_group import joined, lost_ranks_explained
+from .ranks.signals import EXIT_CODE, StopRequest
+from .ranks.world import World
+from .run import run_lock
+from .run.clock import CLOCK
+from .run.folder import with_run_dir
+from .run.logger import RunLogger
+from .run.logging_setup import set_up_logging
+from .run.media import pixels
+from .run.messages import log_start
+from .run.meters import Meter
+from .run.record import LOSS
+from .schedule import scaling
+from .updater import Updater
+
+log = logging.getLogger(__name__)
+
+
+class Training:
+    """Everything that a training uses, and what it does between steps. Hooks get this object.
+
+    Args:
+        learner: the `Model` of model.py.
+        datasets: the return value of `load` in data.py.
+        settings: of the run; `run_dir` is set.
+        world: this rank and the others.
+        request: records a signal that asks the run to stop.
+
+    Attributes:
+        position: the counters `position.step`, `position.epoch`, `position.best_score` and so on.
+        networks: `networks.modules` has the trained networks by name. A single network has the name
+            "network".
+        evaluator: `with evaluator.mode() as networks` gives the networks that evaluations use, with
+            `ema` the moving averages, in evaluation mode and without gradients. Every rank calls
+            this.
+        world: the rank of this process, the number of ranks, and ways to exchange values.
+        logger: its methods `log_...` log numbers, pictures, texts, tables and histograms.
+        checkpointing: `checkpointing.run_dir` is the run folder.
+        exit_code: of the process, once the run has finished.
+    """
+
+    logger: RunLogger
+
+    def __init__(
+        self,
+        learner: Any,  # noqa: ANN401 - engine/ does not know the user's classes
+        datasets: Any,  # noqa: ANN401
+        settings: Any,  # noqa: ANN401
+        world: World,
+        request: StopRequest,
+    ) -> None:
+        self.learner, self.settings, self.world, self.request = learner, settings, world, request
+        self.exit_code, self.hooks, self.profiling = 0, Hooks(self), ExitStack()
+        self.profiler: Any = None
+        if settings.profile:
+            self.profiler = import_tool("profile", "profile").Profiler(self)
+        self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
+        if settings.count_flops:
+            meter = import_tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
+            self.meter, self.learner_step = meter, meter.counted(learner.train_step)
+        self.datasets = check_loaded(datasets)
+        weigh = learner.batch_weight if self._overrides("batch_weight") else None
+        self.loader = StepLoader(self.datasets.train, settings, world, weigh)
+        self.samples_per_step = settings.batch_size * settings.accumulate * world.size
+        check_datasets(self.datasets, self.loader.samples, settings, world)
+        torch.manual_seed(settings.seed)
+        self.networks = Networks(
+            learner.build(), learner.optimizers, learner.fsdp_units, settings, world
+        )
+        self.evaluator = Evaluator(learner, self.networks, settings, world)
+        self.updater = Updater(self.networks, settings, world, self._show_histograms)
+        self.checkpointing = Checkpointing(
+            self.networks, self.meter, settings, world, self.samples_per_step
+        )
+        self.position = self.checkpointing.position
+
+    def _overrides(self, name: str) -> bool:
+        """Return whether the learner has a method in place of the default one."""
+        return sum(name in vars(each) for each in type(self.learner).__mro__) > 1
+
+    # -- the start --------------------------------------------------------------------------------
+
+    def has_steps(self, draw: Callable[..., dict[str, Any]]) -> bool:
+        """Log what the run will do, and check it; return False if it is finished, or a dry run.
+
+        Args:
+            draw: takes the sums of an evaluation, a batch and its predictions, and returns figures
+                by name.
+        """
+        log_start(self.settings, self.world, self.loader, self.samples_per_step)
+        if self.settings.resume != "never" and (end := self.world.on_main(self._finished_step)):
+            log.info(
+                "nothing is left to do: summary.json says that this run has finished at step %d; "
+                "choose another --run-dir, or larger --epochs, --max-steps or --patience",
+                end,
+            )
+            return False
+        self._check(draw)
+        if self.settings.dry_run:
+            log.info("dry run: samples were evaluated, predicted and drawn; no step was taken")
+        return not self.settings.dry_run
+
+    def _finished_step(self) -> int:
+        """Return the step in summary.json if the run ends there with these settings, else 0.
+
+        The checkpoint of that step may have been removed. If the settings now ask for more steps,
+        summary.json is that of the earlier end.
+
+        Raises:
+            UsageError: these settings ask for more steps, but the run has no checkpoint.
+        """
+        kinds = dict.fromkeys(("epochs", "global_step", "validations_since_best"), int)
+        try:
+            summary = read_object(self.checkpointing.run_dir / "summary.json", kinds)
+        except (OSError, ValueError):
+            return 0
+        epoch, step, since_best = (summary.get(name, 0) for name in kinds)
+        end = Position(epoch=epoch, step=step, validations_since_best=since_best)
+        if step >= self.position.step and end.is_end(self.settings):
+            return step
+        if step and self.checkpointing.resumed_from is None:
+            raise UsageError(
+                f"{self.checkpointing.run_dir} has a run that finished at step {step}, and no "
+                "checkpoint to resume from: choose another --run-dir, or --resume never to start "
+                "again here"
+            )
+        return 0
+
+    def _check(self, draw: Callable[..., dict[str, Any]]) -> None:
+        """Call what the run needs only at its end, to find mistakes before the first step.
+
+        Only a first start and a dry run draw figures, since this imports matplotlib.
+        """
+        test, (batch, outputs) = self.evaluator.check(self.datasets.validation, self.datasets.test)
+
+        def call() -> None:
+            if self._overrides("describe"):
+                with rehearsed("describe in model.py"):
+                    described(self.learner, outputs)
+            if self._overrides("pretrained"):
+                with rehearsed("pretrained in model.py"):
+                    networks = self.networks.view(self.networks.evaluated)
+                    check_pretrained(self.learner.pretrained(networks))
+            if self.settings.dry_run or not self.position.step:
+                with rehearsed("draw in figures.py"):
+                    for figure in draw(test.sums, batch, outputs).values():
+                        pixels(figure)
+
+        self.world.on_main(call)
+
+    @contextmanager
+    def running(self, trackers: Callable[..., Any]) -> Iterator[None]:
+        """Write the run folder inside the context; at its end, close everything, also on errors.
+
+        Args:
+            trackers: starts the trackers on rank 0: `Trackers` of trackers/dispatch.py.
+        """
+        self.logger = RunLogger(
+            self.settings, self.world, trackers, self.checkpointing, self.learner.best
+        )
+        with (
+            closing(self.meter.machine),
+            self.logger,
+            closing(self.loader),
+            self.checkpointing,
+            lost_ranks_explained(self.world.rank),
+        ):
+            try:
+                self.hooks.call("on_start")
+                CLOCK.switch("steps")
+                with self.profiling:
+                    if self.profiler:
+                        self.profiling.enter_context(self.profiler)
+                    yield
+            except BaseException as error:
+                if self.world.is_main:
+                    self.hooks.end("failed", error)
+                raise
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Yield the epochs that are left, the current one with the steps that are left in it."""
+        while not self.position.is_end(self.settings):
+            yield Epoch(self)
+
+    def prepare(self, step: Step) -> None:
+        """Set the learning rates and the random seed, and move the batches to the device."""
+        settings, taken = self.settings, self.position.step
+        factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
+        self.networks.set_learning_rates(factor)
+        self.updater.begin(step.batches, step.weight, is_due(settings.log_every, taken + 1))
+        seed_generators(derive("step", settings.seed, self.world.rank, taken))
+
+    def count(self, step: Step) -> None:
+        """Count a step that was taken, and update the moving averages."""
+        self.position.advance(step.samples)
+        self.networks.update_averages(self.position.step)
+        self.meter.count(step.samples, step.weight)
+
+    def is_due(self, *intervals: int) -> bool:
+        """Return whether the number of steps is a multiple of an interval that is not 0."""
+        return any(is_due(every, self.position.step) for every in intervals)
+
+    def progress(self) -> float:
+        """Return the share of the training that is done, from 0 to 1."""
+        return self.position.progress(self.settings, self.loader.samples, self.samples_per_step)
+
+    def log(self) -> None:
+        """Log the metrics of the steps since the last line, over all ranks."""
+        readings = self.meter.read(self.world)
+        for name in filter(LOSS.fullmatch, readings):
+            self.checkpointing.check_finite(f"{name} is", readings[name])
+        self.logger.metrics(self.progress(), readings | self.networks.learning_rates())
+
+    def _show_histograms(self) -> None:
+        if is_due(self.settings.histograms_every, self.position.step + 1):
+            parameters = named_parameters(self.networks.modules)
+            self.logger.histograms(self.position.step + 1, parameters)
+
+    def save(self, best: bool = False) -> None:
+        """Save a checkpoint in the background. Every rank calls this method."""
+        self.hooks.checkpoint(self.checkpointing.checkpoints.path(self.position.step), best)
+        self.checkpointing.save(self.logger.line_count, self.logger.flush, best)
+
+    # -- evaluations ------------------------------------------------------------------------------
+
+    def evaluate(self, split: str) -> Evaluation:
+        """Evaluate on a split, "validation" or "test". Every rank calls this method."""
+        self.hooks.call("on_evaluation_start", split)
+        with CLOCK.during("validation"):
+            dataset = getattr(self.datasets, split)
+            found = self.evaluator.evaluate(dataset, split, self.position.step)
+        if split != "test":  # an error in the last call must not undo the run: see `finish`
+            self.hooks.call("on_evaluation_end", split, dict(found.metrics))
+        return found
+
+    def predict(self, split: str, samples: int = 16) -> tuple[Any, Any]:
+        """Return a batch of this rank's first samples of a split, and its predictions, on the CPU.
+
+        Every rank calls this.
+
+        Args:
+            split: "train", "validation" or "test".
+            samples: the number of samples of each rank.
+        """
+        return self.evaluator.predict(getattr(self.datasets, split), samples)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def end_steps(self) -> None:
+        """Note that no more step is taken: what follows counts as `ending`."""
+        self.profiling.close()
+        CLOCK.switch("ending")
+
+    def stop(self) -> int:
+        """Save and end the run after a signal; return the exit code, with which it is requeued.
+
+        Every rank calls this method.
+        """
+        self.save()
+        self.checkpointing.check_saved("stopped")
+        self.end_steps()
+        self.hooks.note_written()
+        self.logger.has_lines()
+        log.info(
+            "stopped at step %d by %s; to resume, run the same command with --run-dir %s",
+            self.position.step,
+            self.request.received or "a signal to another rank",
+            self.checkpointing.run_dir,
+        )
+        self.meter.gather(self.world)
+        if self.world.is_main:
+            self.logger.log_usage()
+        self.hooks.end("preempted")
+        self.logger.ending = "preempted"
+        return EXIT_CODE
+
+    def write_summary(self, test: dict[str, float]) -> None:
+        """Write summary.json, with the metrics of the test set. Every rank calls this method."""
+        position, world, meter = self.position, self.world, self.meter
+        meter.gather(world)
+        self.logger.summary(
+            {
+                **{metric.replace("/", "_"): value for metric, value in test.items()},
+                self.learner.best[0].replace("/", "_"): position.best_score,
+                "best_step": position.best_step,
+                "epochs": position.epoch,
+                "global_step": position.step,
+                "validations_since_best": position.validations_since_best,
+                "world_size": world.size,
+                "backend": world.backend,
+                "device": str(world.device),
+                "hostnames": list(world.hostnames),
+                **meter.rates(),
+                "trained_seconds": meter.trained_seconds,
+                "resumed_from_step": self.checkpointing.resumed_from,
+                "parameters_sha256": digest(self.networks.modules),
+            }
+        )
+
+    @contextmanager
+    def concluding(self) -> Iterator[None]:
+        """Let a failure in the context leave the run finished, with the exit code 1 on rank 0.
+
+        In a sweep, the code is 0 then, too, because the trial has its result.
+        """
+        try:
+            self.hooks.note_written()
+            yield
+            self.hooks.call("on_end", "finished", None)
+        except Exception as error:
+            if self.world.is_main:  # rank 0 reports the error and returns its exit code
+                unknown = not isinstance(error, UsageError)
+                log.error(
+                    "the run is finished, but its figures, registry or hooks failed: %s",
+                    error,
+                    exc_info=unknown,
+                )
+                self.exit_code = 0 if "SWEEP_TRIAL" in os.environ else 1
+        if not self.logger.has_lines():
+            self.exit_code = 1
+        self.logger.ending = "finished"
+
+    def register(self) -> None:
+        """Add the best network to the trackers' model registry if `register_model` is set."""
+        name = self.settings.register_model
+        if name and self.world.is_main:
+            best = self.learner.load(self.checkpointing.run_dir, self.settings)
+            example = best.learner.inputs(best.example(self.datasets.test, 4))
+            self.logger.trackers.call("log_model", best.networks, example, name, best.step)
+
+
+@contextmanager
+def opened(
+    settings: Settings,
+    request: StopRequest,
+    make: Callable[[Any], Any],
+    load: Callable[[Any], Any],
+) -> Iterator[Training]:
+    """Join the other ranks, reserve the run folder, and restore its newest checkpoint.
+
+    Args:
+        make: makes the learner from the settings.
+        load: `load` of data.py.
+    """
+    with joined(settings) as world:
+        set_up_logging(world, settings.log_all_ranks)
+        check_same_settings(settings, world)
+        settings = with_run_dir(settings.for_world(world.size), world)
+        with run_lock.own_run_folder(settings, world):
+            yield Training(make(settings), load(settings), settings, world, request)
