@@ -1,19 +1,19 @@
 """Settings of your own. This file is yours.
 
 Each field is a flag of `train` and a key in configs/train.yaml, and a sweep can search its values.
-The settings that every training has are in engine/config.py. To change the default of one of them,
-add a field with the same name here.
+The settings that every training has are in engine/config.py, and those of plug-ins in plugins/. To
+change the default of one of them, add a field with the same name here.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from . import engine
+from . import plugins
 from .engine import Fraction, Positive, Rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(engine.Settings):
+class Settings(plugins.Settings):
     """All settings of a run."""
 
     dataset: str = "synthetic"

@@ -14,8 +14,9 @@ YOURS = {"model", "data", "figures", "settings"}
 MAY_IMPORT = {
     "engine": set[str](),
     "trackers": {"engine"},
-    "program": {"engine", "trackers", *YOURS},
-    "tools": {"engine", "trackers", "program", *YOURS},
+    "plugins": {"engine"},
+    "program": {"engine", "plugins", "trackers", *YOURS},
+    "tools": {"engine", "plugins", "trackers", "program", *YOURS},
 }
 
 Module = tuple[str, ...]
@@ -24,7 +25,7 @@ Module = tuple[str, ...]
 
 def room_of(module: Module) -> str:
     """Return the room that a module is in."""
-    rooms = {"engine", "trackers", "tools", *YOURS}
+    rooms = {"engine", "plugins", "trackers", "tools", *YOURS}
     return module[0] if module and module[0] in rooms else "program"
 
 

@@ -50,7 +50,7 @@ SACCT = f"""\
 
 def usage_of(began: float, seconds: float, **values: object) -> dict[str, Any]:
     """Return the usage of an attempt on 4 GPUs and 16 cores, with some values changed."""
-    from demo.engine.run.usage import PARTS
+    from demo.plugins.usage.costs import PARTS
 
     usage = {"began": began, "until": began + seconds, "attempts": 1, "wall_seconds": seconds}
     usage |= {"gpu_hours": 4 * seconds / 3600, "cpu_hours": 16 * seconds / 3600, "gpu_kwh": 0}
@@ -246,7 +246,7 @@ def test_folders_that_can_not_be_read_are_counted(project: Path, tmp_path: Path)
 def test_usage_of_others_neither_hangs_nor_ends_a_command(
     launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo.engine.run import usage
+    from demo.plugins.usage import costs as usage
     from demo.tools import runs
 
     run = launch(1, "--max-steps=5").run_dir

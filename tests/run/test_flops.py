@@ -160,7 +160,7 @@ def costs(job: Job, ranks: int, unit: str = "samples") -> list[float]:
 
 def count(compute: Callable[[], object]) -> int:
     """Return the model FLOPs of a function."""
-    from demo.tools.flops import FlopCounter
+    from demo.plugins.flops.counter import FlopCounter
 
     with FlopCounter() as counter:
         compute()
@@ -265,7 +265,7 @@ def test_the_optimizer_and_spare_batches_do_not_count(project: Path) -> None:
 
 
 def test_operations_without_a_formula_are_named(project: Path) -> None:
-    from demo.tools.flops import FlopCounter
+    from demo.plugins.flops.counter import FlopCounter
 
     with FlopCounter() as counter:
         nn.LSTM(4, 4)(torch.randn(3, 2, 4))
@@ -367,12 +367,11 @@ def test_what_is_compiled_counts_alike(small: Path, tmp_path: Path) -> None:
     assert costs(train("sharded", "--strategy=fsdp"), 2) == pytest.approx([REGRESSION] * 5)
 
 
-def test_a_project_without_the_tool_says_so(tmp_path: Path) -> None:
+def test_a_project_without_the_plug_in_says_so(tmp_path: Path) -> None:
     folder = render_project(tmp_path / "demo", setup="full", tools=["doctor"], package_name="demo")
     job = srun(folder, tmp_path / "run", 2, "--count-flops").wait()
-    assert job.codes == [1, 1] and "Traceback" not in job.log
-    assert "error: count_flops needs tools/flops.py, which this project does not have" in job.log
-    assert "make update ARGS=" in job.log and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert job.codes == [2, 2] and "Traceback" not in job.log
+    assert "--count-flops" in job.log and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 # -- the peak -------------------------------------------------------------------------------------
@@ -407,14 +406,14 @@ def test_a_project_without_the_tool_says_so(tmp_path: Path) -> None:
 def test_the_peak_of_a_gpu(
     project: Path, name: str, units: int, precision: str, expected: float | None
 ) -> None:
-    from demo.tools.peaks import peak
+    from demo.plugins.flops.peaks import peak
 
     found = peak(SimpleNamespace(name=name, multi_processor_count=units), precision)
     assert found == (expected and pytest.approx(expected, rel=1e-4))
 
 
 def test_the_peak_of_a_gpu_of_intel_is_that_of_its_vector_engines(project: Path) -> None:
-    from demo.tools.peaks import peak
+    from demo.plugins.flops.peaks import peak
 
     name = "Intel(R) Data Center GPU Max 1550"
     stack, card = (SimpleNamespace(name=name, max_compute_units=n) for n in (512, 1024))
@@ -425,7 +424,7 @@ def test_the_peak_of_a_gpu_of_intel_is_that_of_its_vector_engines(project: Path)
 def test_fp32_is_tf32_where_torch_computes_so(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo.tools.peaks import fp32_precision
+    from demo.plugins.flops.peaks import fp32_precision
 
     def found(device: str = "cuda") -> tuple[str, str]:
         at = torch.device(device)
@@ -448,37 +447,50 @@ def test_mfu_is_the_share_of_the_peak(
     project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a GPU that this machine does not have."""
+    from demo.engine.ranks import device
     from demo.engine.ranks.world import World
     from demo.engine.run.clock import CLOCK
+    from demo.engine.run.meters import Meter
     from demo.engine.run.record import RECORDER
+    from demo.plugins import flops
     from demo.settings import Settings
-    from demo.tools import flops
 
     monkeypatch.setattr(CLOCK, "part", "steps")
     gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", multi_processor_count=132)
-    monkeypatch.setattr(flops, "gpu_properties", lambda _: gpu)
+    monkeypatch.setattr(device, "gpu_properties", lambda _: gpu)
     caplog.set_level("INFO")
-    world = World.alone()
+    training = SimpleNamespace(
+        settings=Settings(precision="bf16", count_flops=True),
+        world=World.alone(),
+        meter=Meter("tokens"),
+        learner=SimpleNamespace(train_step=None),
+        checkpointing=SimpleNamespace(plugins={}),
+    )
+
+    def count(weight: int) -> float:
+        training.meter.count(64, weight)
+        plugin.on_step(training)
+        return training.meter.seconds
+
     with RECORDER.apart():
-        meter = flops.FlopMeter("tokens", Settings(precision="bf16"), world)
-        meter.cost = [3e9, 1e9]
-        seconds = [meter.count(64, each) for each in (1000, 3000)]
-        found = RECORDER.read(world)
+        plugin = flops.Plugin(training)
+        plugin.on_start(training)
+        plugin.cost = [3e9, 1e9]
+        seconds = [count(1000), count(3000)]
+        found = RECORDER.read(training.world)
         assert found["train/tflops_per_second"] == pytest.approx(4000 * 4e9 / sum(seconds) / 1e12)
         share = 100 * found["train/tflops_per_second"] / 989.4
         assert found["train/mfu_percent"] == pytest.approx(share)
         assert "the peak of NVIDIA H100 80GB HBM3 in bf16: 989.4 TFLOP/s" in caplog.text
 
         # Of both attempts, on one rank and then on two.
-        state = meter.state_dict(world)
-        world.size = 2
-        resumed = flops.FlopMeter("tokens", Settings(), world)
-        world.size = 1
-        resumed.load_state_dict(state, world)
-        world.size = 2
-        more = resumed.count(64, 5000)
-        time = sum(seconds) + 2 * more
-        rates = resumed.rates()
+        plugin.on_save(training)
+        training.settings, training.meter = Settings(count_flops=True), Meter("tokens")
+        training.world.size = 2
+        plugin = flops.Plugin(training)
+        plugin.on_start(training)
+        more = count(5000)
+        time, rates = sum(seconds) + 2 * more, training.meter.rates()
         assert rates["tflops_per_second"] == pytest.approx(9000 * 4e9 / time / 1e12)
         assert "in fp32: 66.9 TFLOP/s" in caplog.text
         shares = (4000 * 4e9 / 989.4e12, 5000 * 4e9 / 66.9e12)

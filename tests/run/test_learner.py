@@ -21,12 +21,12 @@ from .conftest import Job, clean_environment, spawn, srun, tasks
 SETTINGS = '''
 from dataclasses import dataclass
 
-from . import engine
+from . import plugins
 from .engine.config import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(engine.Settings):
+class Settings(plugins.Settings):
     outputs: Positive = 1
     """columns of what the network returns"""
 '''

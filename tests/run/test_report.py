@@ -224,7 +224,7 @@ def write_run(folder: Path, **settings: object) -> Path:
     """Write the folder of a run of 300 steps, with EVIL as text wherever possible."""
     (folder / "attempts").mkdir(parents=True)
     (folder / "figures").mkdir()
-    state = {"status": "failed", "error": EVIL, "job": None, "host": EVIL, "slow": [EVIL]}
+    state = {"status": "failed", "error": EVIL, "job": None, "host": EVIL, "warnings": [EVIL]}
     state |= {"best_metric": EVIL, "best_score": 0.5, "progress": 0.5, "step": 300}
     lines = [{"step": n, "time": 1e9 + n, "train/loss": 1 / n, EVIL: n} for n in range(1, 301)]
     git = {"commit": EVIL, "changes": EVIL, "diff": f"{EVIL}\n+\tdone\n"}
@@ -349,7 +349,7 @@ def test_folders_of_a_run_that_are_links_are_refused(
     project: Path, report: Report, tmp_path: Path
 ) -> None:
     from demo.engine.errors import UsageError
-    from demo.engine.run import usage
+    from demo.plugins.usage import costs as usage
     from demo.tools import profile
 
     run, secret = write_run(tmp_path / "run"), write_run(tmp_path / "secret")

@@ -27,7 +27,7 @@ class Model(Model):
         import os
         import time
 
-        from .engine.run import slow_ranks
+        from .plugins import slow_ranks
 
         slow_ranks.SECONDS = 0.0
         slow = os.environ.get("SLOW") == os.environ["SLURM_PROCID"]
@@ -59,7 +59,7 @@ def train(project: Path, run_dir: Path, *flags: str, nodes: int = 2, **env: str)
 
 def slow(job: Job) -> list[str]:
     """Return the slow ranks in status.json; check that the log has the same."""
-    said = json.loads((job.run_dir / "status.json").read_text())["slow"]
+    said = json.loads((job.run_dir / "status.json").read_text())["warnings"]
     assert job.log.count(" is slow: ") == len(said)
     assert all(each in job.log for each in said)
     return said

@@ -25,7 +25,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 @pytest.fixture
 def usage(project: Path) -> ModuleType:
     """The module."""
-    from demo.engine.run import usage
+    from demo.plugins.usage import costs as usage
 
     return usage
 
@@ -165,7 +165,7 @@ def cpu_seconds(folder: Path) -> float:
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_innermost_limit_counts(usage: ModuleType, tmp_path: Path, version: int) -> None:
     """Slurm makes such groups: a step inside a job, of which only the job has a limit."""
-    from demo.engine.run.machine import cgroup_memory
+    from demo.plugins.usage.machine import cgroup_memory
 
     names = ("memory.max", "memory.current", "inactive_file")
     if version == 1:
@@ -272,7 +272,7 @@ def test_workers_share_memory_with_their_rank(project: Path) -> None:
     """Half a gibibyte that three processes have counts once."""
     code = """
 import os, signal, torch
-from demo.engine.run.machine import Machine
+from demo.plugins.usage.machine import Machine
 data = torch.ones(2**27)
 machine = Machine(torch.device("cpu"))
 children = []

@@ -82,7 +82,7 @@ class Model(Model):
         import os
         import time
 
-        from .engine.run import slow_ranks
+        from .plugins import slow_ranks
 
         slow_ranks.LINES, slow_ranks.SECONDS = 3, 0.0
         time.sleep(os.environ["SLURMD_NODENAME"] == "n2")  # a second
@@ -101,7 +101,7 @@ def test_a_node_whose_rank_is_slow_is_named(make_project: MakeProject, launcher:
         RANKS_PER_NODE="1",
     ).wait()
     assert job.state == "COMPLETED", job.log
-    (said,) = json.loads((job.run_dir / "status.json").read_text())["slow"]
+    (said,) = json.loads((job.run_dir / "status.json").read_text())["warnings"]
     assert said.startswith("rank 1 on n2 is slow: ") and "--exclude=n2" in said
     assert job.log.count(" is slow: ") == 1 and said in job.log
     assert "bad nodes: n2; to avoid them: sbatch --exclude=n2" in job.log

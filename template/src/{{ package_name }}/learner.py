@@ -169,6 +169,9 @@ class Learner:
     def on_step(self, training: "Training") -> None:
         """Called on every rank after each step."""
 
+    def on_log(self, training: "Training") -> None:
+        """Called on every rank before a line of metrics is logged; `record` adds to the line."""
+
     def on_evaluation_start(self, training: "Training", split: str) -> None:
         """Called on every rank before an evaluation; `split` is "validation" or "test"."""
 
@@ -176,6 +179,9 @@ class Learner:
         self, training: "Training", split: str, metrics: Mapping[str, float]
     ) -> None:
         """Called on every rank after an evaluation; `metrics` has names like "validation/loss"."""
+
+    def on_save(self, training: "Training") -> None:
+        """Called on every rank before a checkpoint is copied and written."""
 
     def on_checkpoint(self, training: "Training", path: Path, best: bool) -> None:
         """Called on rank 0 soon after a checkpoint is complete. `best`: whether it is the best.
@@ -194,6 +200,12 @@ class Learner:
 
         `status` is then "finished" or "preempted". After a failure, only rank 0 calls this, and it
         can't communicate with other ranks.
+        """
+
+    def on_close(self, training: "Training", error: BaseException | None) -> None:
+        """Called on every rank at the very end, after the trackers, also if an error ends the run.
+
+        It can't communicate with other ranks.
         """
 
     # -- use --------------------------------------------------------------------------------------

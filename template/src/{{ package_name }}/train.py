@@ -4,10 +4,11 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import data
+from . import data, plugins
 from .engine.epochs import Step
 from .engine.position import is_due
 from .engine.ranks.signals import StopRequest
+from .engine.run.clock import CLOCK
 from .engine.training import Training, opened
 from .learner import model_class
 from .settings import Settings
@@ -27,7 +28,7 @@ def run(settings: Settings, request: StopRequest) -> int:
     saved. A Slurm job that exits with 75 is requeued (slurm/resume.sh).
     """
     trackers = partial(Trackers, select(settings.trackers))
-    with opened(settings, request, model_class(), data.load) as training:
+    with opened(settings, request, model_class(), data.load, plugins.load) as training:
         if training.has_steps(draw):
             with training.running(trackers):
                 return train(training)
@@ -61,7 +62,7 @@ def train(training: Training) -> int:
 def train_step(training: Training, step: Step) -> None:
     """Take an optimizer step."""
     training.prepare(step)
-    training.learner_step(training.updater)
+    training.learner.train_step(training.updater)
     training.count(step)
 
 
@@ -97,7 +98,7 @@ def validate(training: Training, ends_epoch: bool = False) -> None:
 
 def finish(training: Training) -> int:
     """Evaluate on the test set, and write summary.json and the figures; return the exit code."""
-    training.end_steps()
+    CLOCK.switch("ending")
     test = training.evaluate("test")
     training.checkpointing.check_saved("ended")
     training.logger.metrics(1.0, test.metrics)
@@ -108,7 +109,6 @@ def finish(training: Training) -> int:
         if training.world.is_main:
             for name, figure in draw(test.sums, batch, outputs).items():
                 training.logger.log_image(f"test/{name}", figure)
-        training.register()
     return training.exit_code
 
 

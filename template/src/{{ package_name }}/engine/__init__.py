@@ -12,7 +12,7 @@ It imports none of your files.
     weights.py      safetensors files, to exchange weights with other programs
     foreign.py      finds the weights in files and folders of other programs
     evaluate.py     metrics over a dataset, reduced over all ranks
-    hooks.py        calls the hooks of model.py
+    hooks.py        calls the hooks of plug-ins and of model.py
     inference.py    loads a trained network for predictions
     config.py       the settings that every training has
     checks.py       checks of model.py, data.py and the ranks
@@ -23,7 +23,7 @@ It imports none of your files.
     nested.py       batches of nested tuples, lists and dictionaries
     ranks/          how ranks start, meet, communicate and stop; device; DDP and FSDP
     data/           which samples each rank reads; loading workers; seeds
-    run/            the run folder: lock, log, metrics, status, provenance; end-of-run message
+    run/            the run folder: lock, log, metrics, status, provenance
 
 Your files can import the names below from this package. Later versions keep these names, even
 if they move the code to other modules.

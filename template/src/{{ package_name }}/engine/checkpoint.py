@@ -54,6 +54,7 @@ class Checkpointing:
         line_count: the number of lines that metrics.jsonl had at the checkpoint; None if the run
             did not resume.
         resumed_from: the step of the checkpoint; None if the run did not resume.
+        plugins: what plug-ins keep in the checkpoint, by their names.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Checkpointing:
         self.position = Position()
         self.line_count: int | None = None
         self.resumed_from: int | None = None
+        self.plugins: dict[str, Any] = {}
         self.readable = False  # whether a state was found to be readable, before the first save
         self._resume()
 
@@ -98,6 +100,7 @@ class Checkpointing:
             **self.networks.state_dict(),
             "position": self.position.state_dict(),
             "meter": self.meter.state_dict(self.world),
+            "plugins": self.plugins,
             "line_count": line_count,
             "world_size": self.world.size,
             "samples_per_step": self.samples_per_step,
@@ -265,6 +268,7 @@ class Checkpointing:
                 # The steps that these samples would have taken with the new size of a step.
                 self.position.epoch_steps = self.position.consumed // self.samples_per_step
             self.meter.load_state_dict(state["meter"], self.world)
+            self.plugins = dict(state["plugins"])
             if not isinstance(state["line_count"], int | None):
                 raise TypeError(f"line_count is a {type(state['line_count']).__name__}")
             self.line_count, self.resumed_from = state["line_count"], self.position.step

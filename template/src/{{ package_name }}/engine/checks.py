@@ -3,8 +3,6 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy
@@ -46,17 +44,6 @@ def check_pretrained(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever 
                 "save_pretrained: return a network of transformers, or export to NAME.safetensors"
             )
     return parts
-
-
-def import_tool(name: str, setting: str) -> Any:  # noqa: ANN401 - a module
-    """Return the module of tools/ that a setting needs; raise UsageError if it does not exist."""
-    module = f"{__package__.partition('.')[0]}.tools.{name}"
-    if not find_spec(module):
-        raise UsageError(
-            f"{setting} needs tools/{name}.py, which this project does not have: add {name} to the "
-            f"tools in .copier-answers.yml with make update ARGS=\"--data 'tools=[..., {name}]'\""
-        )
-    return import_module(module)
 
 
 def check_loss(value: Any) -> Tensor:  # noqa: ANN401 - whatever `loss` returned

@@ -239,17 +239,6 @@ class Settings:
     """let all ranks log; otherwise ranks other than 0 log only warnings"""
     trackers: tuple[str, ...] = ()
     """trackers that get the metrics, in addition to metrics.jsonl; none: no tracker"""
-    count_flops: bool = False
-    """count the floating-point operations of the first step, and log TFLOP/s and MFU;
-    with COMPILE, the first step runs without torch.compile"""
-    histograms_every: Count = 0
-    """optimizer steps between histograms of parameters and gradients; 0: none"""
-    register_model: str | None = None
-    """name for the best network in the model registry, for trackers that have one"""
-    profile: str | None = None
-    """steps to profile, at most 100; 10:20 profiles the steps 10 to 19"""
-    profile_ranks: tuple[Count, ...] = (0,)
-    """ranks that are profiled"""
 
     def for_world(self, size: int) -> "Self":
         """Return the settings with the batch size of a rank, computed from the global batch size.
@@ -355,16 +344,5 @@ class Settings:
             raise UsageError(
                 f"{source}experiment is {settings.experiment!r}: it must be the name of one folder "
                 "in run_root, such as baseline"
-            )
-        window = re.fullmatch(r"([1-9]\d{0,17}):(\d{1,18})", settings.profile or "1:2", re.ASCII)
-        # The profile of more steps takes minutes to write.
-        if not window or not 0 < int(window[2]) - int(window[1]) <= 100:
-            raise UsageError(
-                f"{source}profile is {settings.profile!r}: it must be FIRST:END, such as 10:20 "
-                "for the steps 10 to 19, with FIRST 1 or more and at most 100 steps"
-            )
-        if set(settings.register_model or "") & set("/:"):
-            raise UsageError(
-                f"{source}register_model is {settings.register_model!r}: use a name without / or :"
             )
         return settings

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from .checks import (
     check_loaded,
     check_pretrained,
     check_same_settings,
-    import_tool,
     rehearsed,
 )
 from .config import Settings
@@ -26,7 +25,7 @@ from .evaluate import Evaluation, Evaluator
 from .filesystem import read_object
 from .hooks import Hooks
 from .inference import described
-from .networks import Networks, digest, named_parameters
+from .networks import Networks, digest
 from .position import Position, is_due
 from .ranks.process_group import joined, lost_ranks_explained
 from .ranks.signals import EXIT_CODE, StopRequest
@@ -55,6 +54,7 @@ class Training:
         settings: of the run; `run_dir` is set.
         world: this rank and the others.
         request: records a signal that asks the run to stop.
+        plugins: makes the plug-ins: `load` of plugins/.
 
     Attributes:
         position: the counters `position.step`, `position.epoch`, `position.best_score` and so on.
@@ -78,16 +78,11 @@ class Training:
         settings: Any,  # noqa: ANN401
         world: World,
         request: StopRequest,
+        plugins: "Callable[[Training], list[Any]] | None" = None,
     ) -> None:
         self.learner, self.settings, self.world, self.request = learner, settings, world, request
-        self.exit_code, self.hooks, self.profiling = 0, Hooks(self), ExitStack()
-        self.profiler: Any = None
-        if settings.profile:
-            self.profiler = import_tool("profile", "profile").Profiler(self)
-        self.meter, self.learner_step = Meter(world.device, learner.unit), learner.train_step
-        if settings.count_flops:
-            meter = import_tool("flops", "count_flops").FlopMeter(learner.unit, settings, world)
-            self.meter, self.learner_step = meter, meter.counted(learner.train_step)
+        self.exit_code, self.hooks = 0, Hooks(self, plugins)
+        self.meter = Meter(learner.unit)
         self.datasets = check_loaded(datasets)
         weigh = learner.batch_weight if self._overrides("batch_weight") else None
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)
@@ -98,7 +93,7 @@ class Training:
             learner.build(), learner.optimizers, learner.fsdp_units, settings, world
         )
         self.evaluator = Evaluator(learner, self.networks, settings, world)
-        self.updater = Updater(self.networks, settings, world, self._show_histograms)
+        self.updater = Updater(self.networks, settings, world)
         self.checkpointing = Checkpointing(
             self.networks, self.meter, settings, world, self.samples_per_step
         )
@@ -189,7 +184,7 @@ class Training:
             self.settings, self.world, trackers, self.checkpointing, self.learner.best
         )
         with (
-            closing(self.meter.machine),
+            self._closing(),
             self.logger,
             closing(self.loader),
             self.checkpointing,
@@ -198,14 +193,22 @@ class Training:
             try:
                 self.hooks.call("on_start")
                 CLOCK.switch("steps")
-                with self.profiling:
-                    if self.profiler:
-                        self.profiling.enter_context(self.profiler)
-                    yield
+                yield
             except BaseException as error:
                 if self.world.is_main:
-                    self.hooks.end("failed", error)
+                    self.hooks.end("on_end", "failed", error)
                 raise
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.hooks.end("on_close", error)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -238,18 +241,15 @@ class Training:
 
     def log(self) -> None:
         """Log the metrics of the steps since the last line, over all ranks."""
+        self.hooks.call("on_log")
         readings = self.meter.read(self.world)
         for name in filter(LOSS.fullmatch, readings):
             self.checkpointing.check_finite(f"{name} is", readings[name])
         self.logger.metrics(self.progress(), readings | self.networks.learning_rates())
 
-    def _show_histograms(self) -> None:
-        if is_due(self.settings.histograms_every, self.position.step + 1):
-            parameters = named_parameters(self.networks.modules)
-            self.logger.histograms(self.position.step + 1, parameters)
-
     def save(self, best: bool = False) -> None:
         """Save a checkpoint in the background. Every rank calls this method."""
+        self.hooks.call("on_save")
         self.hooks.checkpoint(self.checkpointing.checkpoints.path(self.position.step), best)
         self.checkpointing.save(self.logger.line_count, self.logger.flush, best)
 
@@ -278,11 +278,6 @@ class Training:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def end_steps(self) -> None:
-        """Note that no more step is taken: what follows counts as `ending`."""
-        self.profiling.close()
-        CLOCK.switch("ending")
-
     def stop(self) -> int:
         """Save and end the run after a signal; return the exit code, with which it is requeued.
 
@@ -290,7 +285,7 @@ class Training:
         """
         self.save()
         self.checkpointing.check_saved("stopped")
-        self.end_steps()
+        CLOCK.switch("ending")
         self.hooks.note_written()
         self.logger.has_lines()
         log.info(
@@ -299,17 +294,13 @@ class Training:
             self.request.received or "a signal to another rank",
             self.checkpointing.run_dir,
         )
-        self.meter.gather(self.world)
-        if self.world.is_main:
-            self.logger.log_usage()
-        self.hooks.end("preempted")
+        self.hooks.end("on_end", "preempted", None)
         self.logger.ending = "preempted"
         return EXIT_CODE
 
     def write_summary(self, test: dict[str, float]) -> None:
         """Write summary.json, with the metrics of the test set. Every rank calls this method."""
         position, world, meter = self.position, self.world, self.meter
-        meter.gather(world)
         self.logger.summary(
             {
                 **{metric.replace("/", "_"): value for metric, value in test.items()},
@@ -331,34 +322,33 @@ class Training:
 
     @contextmanager
     def concluding(self) -> Iterator[None]:
-        """Let a failure in the context leave the run finished, with the exit code 1 on rank 0.
-
-        In a sweep, the code is 0 then, too, because the trial has its result.
-        """
-        try:
+        """Let a failure in the context leave the run finished, and call `on_end`."""
+        with self._surviving():
             self.hooks.note_written()
             yield
+        with self._surviving():
             self.hooks.call("on_end", "finished", None)
-        except Exception as error:
-            if self.world.is_main:  # rank 0 reports the error and returns its exit code
-                unknown = not isinstance(error, UsageError)
-                log.error(
-                    "the run is finished, but its figures, registry or hooks failed: %s",
-                    error,
-                    exc_info=unknown,
-                )
-                self.exit_code = 0 if "SWEEP_TRIAL" in os.environ else 1
         if not self.logger.has_lines():
             self.exit_code = 1
         self.logger.ending = "finished"
 
-    def register(self) -> None:
-        """Add the best network to the trackers' model registry if `register_model` is set."""
-        name = self.settings.register_model
-        if name and self.world.is_main:
-            best = self.learner.load(self.checkpointing.run_dir, self.settings)
-            example = best.learner.inputs(best.example(self.datasets.test, 4))
-            self.logger.trackers.call("log_model", best.networks, example, name, best.step)
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Log a failure in the context, and set the exit code 1, on rank 0.
+
+        In a sweep, the code stays 0, because the trial has its result.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.world.is_main:  # rank 0 reports the error and returns its exit code
+                unknown = not isinstance(error, UsageError)
+                log.error(
+                    "the run is finished, but its figures or hooks failed: %s",
+                    error,
+                    exc_info=unknown,
+                )
+                self.exit_code = 0 if "SWEEP_TRIAL" in os.environ else 1
 
 
 @contextmanager
@@ -367,16 +357,18 @@ def opened(
     request: StopRequest,
     make: Callable[[Any], Any],
     load: Callable[[Any], Any],
+    plugins: Callable[[Training], list[Any]],
 ) -> Iterator[Training]:
     """Join the other ranks, reserve the run folder, and restore its newest checkpoint.
 
     Args:
         make: makes the learner from the settings.
         load: `load` of data.py.
+        plugins: `load` of plugins/.
     """
     with joined(settings) as world:
         set_up_logging(world, settings.log_all_ranks)
         check_same_settings(settings, world)
         settings = with_run_dir(settings.for_world(world.size), world)
         with run_lock.own_run_folder(settings, world):
-            yield Training(make(settings), load(settings), settings, world, request)
+            yield Training(make(settings), load(settings), settings, world, request, plugins)

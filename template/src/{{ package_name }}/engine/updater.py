@@ -1,6 +1,5 @@
 """The updates of a step: forward and backward passes, gradient clipping, and optimizer steps."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -21,29 +20,14 @@ from .ranks.dtensor import full_tensor, is_dtensor
 from .ranks.world import World
 from .run.clock import CLOCK
 from .run.record import RECORDER
-from .run.slow_ranks import FORWARD
 
 
 class Updater:
-    """Updates the networks in a learner's `train_step`.
+    """Updates the networks in a learner's `train_step`."""
 
-    Args:
-        before_step: a function that is called when the gradients are computed, before the
-            optimizers step.
-    """
-
-    def __init__(
-        self,
-        networks: Networks,
-        settings: Settings,
-        world: World,
-        before_step: Callable[[], None],
-    ) -> None:
+    def __init__(self, networks: Networks, settings: Settings, world: World) -> None:
         self.networks, self.settings, self.world = networks, settings, world
-        self.before_step = before_step
         self.select = cache(partial(select, networks))
-        self.forward_seconds: list[float] = []
-        self.compared = world.size > 1 and settings.strategy == "ddp"
 
     def begin(self, batches: Sequence[Loaded], weight: int, measure_norm: bool) -> None:
         """Start a step.
@@ -56,8 +40,6 @@ class Updater:
         device = self.world.device
         self.batches = [each._replace(batch=to_device(each.batch, device)) for each in batches]
         self.weight, self.measure_norm = weight, measure_norm
-        # The measurement makes a GPU wait. So on a GPU, only steps with a log line are measured.
-        self.timed = self.compared and (measure_norm or device.type == "cpu")
 
     def update(self, loss: Callable[[Any, Any], Tensor], *optimizers: str) -> None:
         """Compute the gradients of a loss on the step's batches, and step some optimizers.
@@ -89,34 +71,21 @@ class Updater:
                             stack.enter_context(each.no_sync())
                         if not weight:
                             stack.callback(each.register_forward_hook(stop_gradient).remove)
-                    began = self._clock()
                     with CLOCK.mark("forward"):
                         value = self._forward(loss, selection.networks, batch)
-                    if self.timed:
-                        self.forward_seconds.append(self._clock() - began)
                     with CLOCK.mark("backward"):
                         (value * (weight * scale)).backward()
                 RECORDER.add(f"train/{label}loss", value, weight)
-        if self.measure_norm and (passes := self.forward_seconds):
-            RECORDER.add(FORWARD, sum(passes) / len(passes), len(passes))
-            passes.clear()
         if self.settings.clip_norm or self.measure_norm:
             gradients = [p.grad for p in selection.parameters if p.grad is not None]
             norm = full_tensor(nn.utils.get_total_norm(gradients))  # with FSDP, over all ranks
             if self.settings.clip_norm:
                 nn.utils.clip_grads_with_norm_(selection.parameters, self.settings.clip_norm, norm)
             RECORDER.add(f"train/{label}gradient_norm", norm, 1)
-        self.before_step()
         for name in names:
             self.networks.optimizers[name].step()
         for module in self.networks.modules.values():
             module.zero_grad()
-
-    def _clock(self) -> float:
-        """Return the time; if the step is measured, after the device has finished its work."""
-        if self.timed and self.world.device.type != "cpu":
-            torch.get_device_module(self.world.device.type).synchronize()
-        return time.perf_counter()
 
     def _forward(self, loss: Callable[..., Tensor], networks: Any, batch: Any) -> Tensor:  # noqa: ANN401
         try:

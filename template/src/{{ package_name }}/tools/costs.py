@@ -16,7 +16,7 @@ from typing import Any
 from ..engine.errors import UsageError, printable
 from ..engine.filesystem import in_range
 from ..engine.ranks import slurm_commands as slurm
-from ..engine.run.usage import Usage, read
+from ..plugins.usage.costs import Usage, read
 from .text import as_text, local_time
 
 SKEW = 5  # seconds that a node's clock may be behind the clock of Slurm's controller

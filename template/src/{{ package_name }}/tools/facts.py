@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 
 from ..engine.errors import printable
 from ..engine.filesystem import disk_usage, read_bytes, read_object
-from ..engine.run import usage
 from ..engine.run.run_lock import Attempt, newest
+from ..plugins.usage import costs as usage
 from ..settings import Settings
 from .survey import Run, commit_of, read, read_settings
 from .text import aligned, as_text, duration, local_time
@@ -39,7 +39,7 @@ def about(run: Run) -> dict[str, list[str]]:
     return {
         "run": [str(folder.resolve())],
         "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
-        "slow": [str(each) for each in state.get("slow", [])],
+        "warnings": [str(each) for each in state.get("warnings", [])],
         "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
         "best": ["none" if score is None else best],
         "results": [_joined(results)],

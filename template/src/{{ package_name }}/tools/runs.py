@@ -111,6 +111,6 @@ def table(runs: Sequence[Run], now: float) -> str:
         )
     lines = aligned(rows)
     for number, run in enumerate(runs, 1):
-        notes = (run.flags, run.note, *map(str, run.state.get("slow", [])))
+        notes = (run.flags, run.note, *map(str, run.state.get("warnings", [])))
         lines[number] += "".join(f"\n    {printable(text)}" for text in notes if text)
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 Part = Literal[
@@ -20,15 +20,24 @@ class Clock:
         part: the part that runs now.
         since: when it began, as a time of `time.perf_counter`.
         seconds: by part, without the time of the current part since it began.
-        mark: takes a name, and returns a context that a profile shows by this name
-            (tools/profile.py).
+        marks: functions that take the name of what is done, such as "forward", and return a context
+            for the time of it. Plug-ins add them.
     """
 
     def __init__(self) -> None:
         self.part: Part = "starting"
         self.since = time.perf_counter()
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-        self.mark: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        self.marks: list[Callable[[str], AbstractContextManager[Any]]] = []
+
+    def mark(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that enters those of all marks."""
+        if not self.marks:
+            return nullcontext()
+        stack = ExitStack()
+        for each in self.marks:
+            stack.enter_context(each(name))
+        return stack
 
     def switch(self, part: Part) -> Part:
         """Begin a part; return the part that ends."""

@@ -1,6 +1,5 @@
 """Writes the run folder, calls the trackers, and shows the progress of a run."""
 
-import dataclasses
 import json
 import logging
 import sys
@@ -16,26 +15,21 @@ from tqdm import tqdm
 
 from ..checkpoint import Checkpointing
 from ..config import Settings
-from ..data.workers import loading_workers
 from ..errors import LostRankError, UsageError, without_secrets
 from ..filesystem import sync_names, write_atomically
-from ..ranks.dtensor import full_tensor
 from ..ranks.world import World
 from . import provenance
-from .clock import CLOCK
 from .description import describe_run
 from .folder import keep_code, keep_earlier
 from .logging_setup import log_to_file, read_log
 from .media import as_csv, pixels
 from .messages import log_step
 from .meters import JsonLines
-from .notify import notify
 from .status import Status, StatusFile
-from .usage import UsageFile, lines, total
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor, nn
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +66,6 @@ class RunLogger:
         self.folder = Path(str(settings.run_dir))
         position, resume_step = checkpointing.position, checkpointing.resumed_from or 0
         self.status = StatusFile(*best, resume_step, position.best_score, position.best_step)
-        checkpointing.meter.gather(world)
         world.on_main(lambda: self._open(settings, world, trackers, resume_step))
 
     def _open(
@@ -92,10 +85,6 @@ class RunLogger:
             path = self.folder / "metrics.jsonl"
             self.lines = JsonLines(path, resume_step, self.checkpointing.line_count)
             self.log = log_to_file(self.folder / "log.txt")
-            workers = loading_workers(settings.workers)["num_workers"]
-            self.usage = UsageFile(self.folder, workers)
-            self.write_usage()  # now, since the run may stop before the first sample
-            self.checkpointing.meter.machine.after = self.write_usage
             self.run = describe_run(settings, facts, resume_step)
             self.trackers = trackers(self.run, self.lines.earlier)
         except OSError as error:
@@ -130,7 +119,6 @@ class RunLogger:
     def metrics(self, progress: float, values: Mapping[str, float]) -> None:
         """Log the metrics of a step, and update status.json; `progress` is from 0 to 1."""
         if self.active:
-            self.status.slow = list(self.checkpointing.meter.slow.said.values())
             self.status.update(self.folder, self.checkpointing.position, progress)
             self.log_numbers(values)
 
@@ -197,13 +185,6 @@ class RunLogger:
         except OSError as error:
             log.error("could not write %s: %s", path, error.strerror)
 
-    def histograms(self, step: int, parameters: "Mapping[str, nn.Parameter]") -> None:
-        """Send histograms of parameters and gradients to the trackers; every rank calls this."""
-        for name, parameter in parameters.items():
-            for what, tensor in (("parameters", parameter), ("gradients", parameter.grad)):
-                if tensor is not None:
-                    self.log_histogram(f"{what}/{name}", full_tensor(tensor.detach()), step)
-
     def has_lines(self) -> bool:
         """Return whether the run folder still has the file of metrics; if not, log an error."""
         kept = not self.active or self.lines.is_in_place()
@@ -225,31 +206,17 @@ class RunLogger:
             self.trackers.call("flush")
             self.lines.sync()
 
-    def write_usage(self) -> None:
-        """Write the usage of this attempt to its file."""
-        meter = self.checkpointing.meter
-        self.usage.write(meter.ranks, meter.rates(), CLOCK.read())
-
-    def log_usage(self) -> dict[str, Any]:
-        """Log and return the usage of the run; only rank 0 calls this."""
-        self.write_usage()
-        usage = total(self.folder) or self.usage.usage  # if the disk is full, only this attempt
-        for line in lines(usage):
-            log.info("%s", line)
-        return dataclasses.asdict(usage)
-
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json with these values and the usage, and log the test metrics.
+        """Write summary.json with these values, and log the test metrics.
 
         Raises:
             UsageError: the file can't be written.
         """
         if not self.active:
             return
-        values = {**values, "usage": self.log_usage()}
-        path = self.folder / "summary.json"
+        path, self.summarized = self.folder / "summary.json", dict(values)
         try:
-            self._write(path.name, json.dumps(values, indent=2))
+            self._write(path.name, json.dumps(self.summarized, indent=2))
         except OSError as error:
             raise UsageError(
                 f"can't write {path}: {error.strerror}; free some space and run the same command "
@@ -258,6 +225,11 @@ class RunLogger:
         self.tested = {name: x for name, x in values.items() if name.startswith("test_")}
         found = (f"{name.removeprefix('test_')} {x:.4g}" for name, x in self.tested.items())
         log.info("test: %s; more in %s", ", ".join(found), path)
+
+    def add_to_summary(self, name: str, value: Any) -> None:  # noqa: ANN401 - what JSON can hold
+        """Add a value to summary.json, on rank 0."""
+        self.summarized[name] = value
+        self._write("summary.json", json.dumps(self.summarized, indent=2))
 
     def __enter__(self) -> "RunLogger":
         return self
@@ -273,7 +245,6 @@ class RunLogger:
             state.error = without_secrets(str(failure).partition("\n")[0])
             if not isinstance(failure, UsageError):
                 state.error = f"{type(failure).__name__}: {state.error}"
-            self.log_usage()
         with suppress(OSError):
             self.trackers.call("log_text", "log", read_log(self.folder), step)
         state.status, state.step = status, step
@@ -281,10 +252,8 @@ class RunLogger:
         if missed_by := self.trackers.finish(status, state.error):
             state.missed_by = missed_by
             state.write(self.folder)
-        self.write_usage()
         with suppress(OSError):  # the disk may be full
             self.lines.file.close()
-        notify(state, self.run, self.tested)
         logging.getLogger().removeHandler(self.log)
 
     def _write(self, name: str, text: str) -> None:

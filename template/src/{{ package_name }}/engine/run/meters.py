@@ -1,4 +1,4 @@
-"""Measures speed and resource usage, and writes metrics.jsonl."""
+"""Measures speed, and writes metrics.jsonl."""
 
 import json
 import logging
@@ -8,92 +8,64 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..filesystem import open_regular, read_lines, write_atomically
 from ..ranks.world import World
 from .clock import CLOCK
-from .machine import GIB, PROCESS, Machine
-from .record import LOSS, RECORDER, record
-from .slow_ranks import SlowRanks
-from .usage import Rank
+from .record import LOSS, RECORDER
 
 log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Measures speed and resource usage, and reads all recorded numbers for a log line.
+    """Measures speed, and reads all recorded numbers for a log line.
 
     Args:
-        device: the device of this rank.
         unit: what the weight of a batch counts, such as "samples" or "tokens".
 
     Attributes:
         trained_samples, trained_weight: the samples, and their weight, of all steps in all
             attempts, over all ranks.
         trained_seconds: the time of these steps, with the wait for their data.
-        slow: finds ranks that compute more slowly than the others.
-        machine: samples the resource usage of this rank.
-        ranks: the usage of each rank at the last checkpoint.
+        seconds, weight: the time of the last step, and its weight over all ranks.
+        others: the rates that plug-ins measure, by name.
     """
 
-    def __init__(self, device: torch.device, unit: str) -> None:
-        self.device, self.rate = device, f"train/{unit}_per_second"
+    def __init__(self, unit: str) -> None:
+        self.rate = f"train/{unit}_per_second"
         self.trained_samples, self.trained_weight, self.trained_seconds = 0, 0, 0.0
-        self.slow, self.machine = SlowRanks(), Machine(device)
-        PROCESS.cpu_percent()  # the first answer is always 0
-        self.ranks: list[Rank] = []
+        self.others: dict[str, float] = {}
         self.until = CLOCK.trained  # steps before this time are counted
 
-    def count(self, samples: int, weight: int) -> float:
-        """Count a step with the samples and the weight of all ranks; return its seconds."""
+    def count(self, samples: int, weight: int) -> None:
+        """Count a step with the samples and the weight of all ranks."""
         trained = CLOCK.trained
-        seconds, self.until = trained - self.until, trained
-        RECORDER.add(self.rate, weight / seconds, seconds)
+        self.seconds, self.until, self.weight = trained - self.until, trained, weight
+        RECORDER.add(self.rate, weight / self.seconds, self.seconds)
         self.trained_samples += samples
         self.trained_weight += weight
-        self.trained_seconds += seconds
-        return seconds
+        self.trained_seconds += self.seconds
 
     def read(self, world: World) -> dict[str, float]:
         """Return the recorded metrics over all ranks, losses first, and reset them.
 
         Every rank calls this.
         """
-        self._record_usage()
         metrics = RECORDER.read(world)
-        self.slow.compare(RECORDER.of_ranks, world)
         losses = {name: value for name, value in metrics.items() if LOSS.fullmatch(name)}
         return losses | metrics
 
-    def _record_usage(self) -> None:
-        """Record the usage of memory, CPU and GPU: means over ranks, but the maximum of memory."""
-        record("system/memory_gib", PROCESS.memory_info().rss / GIB, "max")
-        # In percent of one core since the last call: four busy threads give 400.
-        record("system/cpu_percent", PROCESS.cpu_percent())
-        if self.machine.gpu:
-            memory = self.machine.gpu.max_memory_reserved(self.device)
-            record("system/gpu_memory_gib", memory / GIB, "max")
-        if (percent := self.machine.gpu_percent()) is not None:
-            record("system/gpu_percent", percent)
-
-    def gather(self, world: World) -> None:
-        """Collect the usage of each rank until now; every rank calls this."""
-        self.machine.sample()
-        self.ranks = world.gather(self.machine.describe())
-
     def rates(self) -> dict[str, float]:
-        """Return the samples and the weight per second of training, in all attempts."""
+        """Return the samples and the weight per second of training, in all attempts, and others."""
         seconds = max(self.trained_seconds, 1e-9)
         return {
             "samples_per_second": self.trained_samples / seconds,
             self.rate.removeprefix("train/"): self.trained_weight / seconds,
+            **self.others,
         }
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return the state for a resumed run; every rank calls this."""
-        state = world.gather((RECORDER.state_dict(), self.machine.describe()))
-        recorded, self.ranks = map(list, zip(*state, strict=True))
+        recorded = world.gather(RECORDER.state_dict())
         trained = (self.trained_samples, self.trained_weight, self.trained_seconds)
         return {"recorded": recorded, "trained": trained}
 

@@ -39,13 +39,11 @@ class Recorder:
 
     Attributes:
         split: the split of the evaluation that runs now, "" in training.
-        of_ranks: the numbers of each rank at the last `read`.
     """
 
     def __init__(self) -> None:
         self.values: Values = {}
         self.split = ""
-        self.of_ranks: list[Values] = []
 
     def record(
         self, name: str, value: float | Tensor, how: How = "mean", weight: float = 1.0
@@ -142,7 +140,6 @@ class Recorder:
             UsageError: ranks recorded the same name with different reductions.
         """
         state, self.values = world.gather(self.state_dict()), {}
-        self.of_ranks = state
         return {
             name: value / weight if how == "mean" else value
             for name, (how, value, weight) in sorted(merge(state).items())

@@ -38,7 +38,7 @@ class StatusFile:
         host, pid: the process of rank 0.
         lost_rank: whether the run ended because another rank was lost.
         chain: the ids of the jobs in the chain of this job.
-        slow: the warnings about slow ranks.
+        warnings: what a person should know, such as the name of a slow node.
         missed_by: the trackers that did not get everything.
     """
 
@@ -59,7 +59,7 @@ class StatusFile:
     pid: int = field(default_factory=os.getpid)
     lost_rank: bool = False
     chain: list = field(default_factory=lambda: os.environ.get("CHAIN_JOBS", "").split())
-    slow: list = field(default_factory=list)
+    warnings: list = field(default_factory=list)
     missed_by: list = field(default_factory=list)
 
     def __post_init__(self) -> None:

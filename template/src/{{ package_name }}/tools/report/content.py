@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from ...engine.filesystem import disk_usage, files_in, in_range, read_bytes
-from ...engine.run import usage
+from ...plugins.usage import costs as usage
 from ..facts import about
 from ..survey import Run, results
 from ..text import local_time, short
@@ -105,7 +105,7 @@ def _add_status(page: Page, curves: Curves, number: int) -> None:
     if number:
         page.place = number, 0
         page.add(name, make("summary", f"{short(name, 200)} ", _badge(run)))
-    notes = {"note": run.note, "slow": "\n".join(known["slow"])}
+    notes = {"note": run.note, "warnings": "\n".join(known["warnings"])}
     notes |= dict(line.split(": ", 1) for line in known["usage"])
     page.place = number, 1
     page.add(name, *_status(curves), facts(notes))

@@ -19,10 +19,10 @@ from typing import Annotated
 import psutil
 from annotated_types import Ge, Gt, Lt
 
-from ..errors import printable
-from ..filesystem import read_bytes, write_atomically
-from .clock import PARTS
-from .run_lock import newest
+from ...engine.errors import printable
+from ...engine.filesystem import read_bytes, write_atomically
+from ...engine.run.clock import PARTS
+from ...engine.run.run_lock import newest
 
 LEAST = 60.0  # seconds of training before advice is given
 NAMES = {"data": "waiting for data"}  # names of parts in the log

@@ -12,13 +12,16 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
-from ..errors import without_secrets
-from .description import Run
-from .status import StatusFile
+from ..engine.errors import without_secrets
+
+if TYPE_CHECKING:
+    from ..engine import Training
+    from ..engine.run.description import Run
+    from ..engine.run.status import StatusFile
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,19 @@ SECONDS = {"finished": 5, "failed": 5, "preempted": 2}
 PACKAGE = __package__.partition(".")[0]
 
 
-def notify(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> None:
+class Plugin:
+    """Posts how a run ended, after its trackers have finished."""
+
+    def __init__(self, _training: "Training") -> None:
+        pass
+
+    def on_close(self, training: "Training", _error: BaseException | None) -> None:
+        """Post the message from rank 0."""
+        if training.world.is_main:
+            notify(training.logger.status, training.logger.run, training.logger.tested)
+
+
+def notify(state: "StatusFile", run: "Run", metrics: Mapping[str, float]) -> None:
     """Post the final state and the metrics of a run as JSON. A failure is only logged.
 
     Trials of a sweep post nothing, since there are many.
@@ -52,7 +67,7 @@ def notify(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> None:
         log.warning("NOTIFY_URL was not told how the run ended: %s", failure)
 
 
-def _body(state: StatusFile, run: Run, metrics: Mapping[str, float]) -> bytes:
+def _body(state: "StatusFile", run: "Run", metrics: Mapping[str, float]) -> bytes:
     """Return the JSON to post. Slack and Mattermost show `text`, Discord shows `content`."""
     best = {} if state.best_score is None else {state.best_metric: state.best_score}
     numbers = {name: x for name, x in {**best, **metrics}.items() if math.isfinite(x)}
@@ -85,7 +100,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _post(
-    url: str, seconds: float, state: StatusFile, run: Run, metrics: Mapping[str, float]
+    url: str, seconds: float, state: "StatusFile", run: "Run", metrics: Mapping[str, float]
 ) -> str:
     """Post how a run ended; return the reason of a failure, "" if there was none."""
     host = "it"

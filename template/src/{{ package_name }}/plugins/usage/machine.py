@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 import torch
 
-from ..ranks.device import BACKENDS, gpu_properties
-from ..ranks.environment import Ranks
-from .clock import CLOCK
-from .usage import Rank
+from ...engine.ranks.device import BACKENDS, gpu_properties
+from ...engine.ranks.environment import Ranks
+from ...engine.run.clock import CLOCK
+from ...engine.run.record import record
+from .costs import Rank
 
 GIB = 2**30
 INTERVAL = 10  # seconds between two samples of all processes, which take milliseconds
@@ -30,6 +31,7 @@ class Machine:
     """
 
     def __init__(self, device: torch.device) -> None:
+        PROCESS.cpu_percent()  # the first answer is always 0
         self.device = device
         self.after: Callable[[], object] = lambda: None
         self.gpu: Any = torch.get_device_module(device.type) if device.type in BACKENDS else None
@@ -60,6 +62,16 @@ class Machine:
             gpu_gib=self.gpu.max_memory_reserved(self.device) / GIB if gpu else 0,
             gpu_limit_gib=gpu.total_memory / GIB if gpu else 0,
         )
+
+    def record(self) -> None:
+        """Record the usage of memory, CPU and GPU: means over ranks, but the maximum of memory."""
+        record("system/memory_gib", PROCESS.memory_info().rss / GIB, "max")
+        # In percent of one core since the last call: four busy threads give 400.
+        record("system/cpu_percent", PROCESS.cpu_percent())
+        if self.gpu:
+            record("system/gpu_memory_gib", self.gpu.max_memory_reserved(self.device) / GIB, "max")
+        if (percent := self.gpu_percent()) is not None:
+            record("system/gpu_percent", percent)
 
     def gpu_percent(self) -> float | None:
         """Return the mean utilization of the GPU since the last call, None if it is unknown."""
