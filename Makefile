@@ -40,11 +40,11 @@ demo: ## make a project in .demo/ and train it on two CPU ranks
 test: lint docs ## check a change in ten minutes: linters, links, renders of all variants, training, stops, updates
 	$(PYTEST) -m 'not full and not slow' $(PYTEST_ARGS)
 
-test-all: test ## check all that a change must pass: the same, then Slurm (as root), trackers, containers
-	$(PYTEST) -m 'full and not slow' $(PYTEST_ARGS)
+test-all: lint docs ## check all that a change must pass: the same, and Slurm (as root), trackers, containers
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-test-nightly: test-all ## the same, then more launchers, strategies, signals and world sizes
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+test-nightly: lint docs ## the same, and more launchers, strategies, signals and world sizes
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
 

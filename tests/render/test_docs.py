@@ -44,7 +44,7 @@ How they run it:
 
 `make test` takes about ten minutes on two cores, and needs neither root nor Slurm. It renders every
 variant and reads what is rendered. It also trains, stops and resumes with DDP and FSDP, and updates
-projects. `make test-all` then runs the rest:
+projects. `make test-all` runs the rest, too:
 
 {}
 `make test-nightly` adds the tests with the mark `slow`: more launchers, strategies, signals and

@@ -1,9 +1,9 @@
 """Each set of modules that answers can give is run.
 
-All modules of each set are imported, and each command prints its help. Sets that differ in the
-modules of a training are trained on two ranks, stopped and resumed, with the trackers of their
-answers. tests/render/test_matrix.py renders all variants, and checks that each has the files of its
-set.
+All modules of each set are imported. Each command prints its help once for each example and tool of
+sweeps. Sets that differ in the modules of a training are trained on two ranks, stopped and resumed,
+with the trackers of their answers. tests/render/test_matrix.py renders all variants, and checks
+that each has the files of its set.
 """
 
 import itertools
@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from renderer import Renderer, copy_template, render_project, shrink
+from classes import TREES as KIND
+from classes import Classes, Variant
+from renderer import render_project, shrink
 from variants import TRACKERS, TREES, Tree
 
 from .conftest import Job, clean_environment, srun
@@ -22,14 +24,16 @@ from .test_examples import IMAGES, TABLE, TEXT
 
 PARTS = 2
 FLAGS = {"digits": (), "images": IMAGES, "text": TEXT, "table": TABLE}
-# Imports all modules of each tree, and asks each command for its help. What is no module of the
-# tree stays imported, which is most of the time that the first one takes.
+# Imports all modules of each tree, and asks the commands for their help. What is no module of the
+# tree stays imported, which is most of the time that the first one takes. The trees are links to
+# the modules of few projects, and the help of a command depends on these alone.
 CHECK = """
 import json, os, pkgutil, sys
 from contextlib import redirect_stdout
 from importlib import import_module, invalidate_caches
 from io import StringIO
 
+helped = set()
 for folder in sys.argv[1:]:
     for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
         del sys.modules[name]
@@ -43,10 +47,15 @@ for folder in sys.argv[1:]:
             import_module(module.name)
     main = import_module("demo.__main__")
     for name in main.commands():
+        function = main.find_command(name)
+        whole = name, os.path.realpath(sys.modules[function.__module__].__file__)
+        if whole in helped:
+            continue
+        helped.add(whole)
         shown = StringIO()
         with redirect_stdout(shown):
             try:
-                code = main.find_command(name)(["--help"])
+                code = function(["--help"])
             except SystemExit as leaving:
                 code = leaving.code
         assert not code and "usage: python -m demo" in shown.getvalue(), (folder, name)
@@ -67,19 +76,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
     }
 
 
-@pytest.fixture(scope="module")
-def render(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    """A function that renders answers to files."""
-    return Renderer(copy_template(tmp_path_factory.mktemp("source") / "template"))
-
-
-def link(tree: Tree, render: Renderer, whole: Path, folder: Path) -> Path:
-    """Make the modules of a tree out of links to those of a whole project, compiled ones too."""
-    for path in render({**tree.answers(), "package_name": "demo"}):
-        if path.startswith("src/"):
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(whole / path)
+def link(variant: Variant, whole: Path, folder: Path) -> Path:
+    """Make the modules of a variant out of links to those of a whole project, compiled ones too."""
+    source = Path("src", variant.package)
+    for path in map(Path, variant.files):
+        if path.is_relative_to(source):
+            target = Path("src/demo", path.relative_to(source))
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            (folder / target).symlink_to(whole / target)
     for room in [each for each in folder.glob("src/**/") if each.name != "src"]:
         compiled = whole / room.relative_to(folder) / "__pycache__"
         compiled.mkdir(exist_ok=True)
@@ -89,13 +93,13 @@ def link(tree: Tree, render: Renderer, whole: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_module_is_imported_and_every_command_helps(
-    render: Renderer, whole: dict[tuple[str, str], Path], tmp_path: Path, part: int
+    classes: Classes, whole: dict[tuple[str, str], Path], tmp_path: Path, part: int
 ) -> None:
+    found = {Tree.of(each.variant.answers): each.variant for each in classes.of(KIND)}
     trees = TREES[part::PARTS]
     folders = [
         link(
-            tree,
-            render,
+            found[tree],
             whole[tree.example, tree.sweep.replace("none", "optuna")],
             tmp_path / str(tree),
         )
