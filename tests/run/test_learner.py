@@ -584,6 +584,15 @@ def test_averages_follow_the_parameters_slowly(learners: Path, tmp_path: Path) -
     assert not torch.equal(earlier, later)
 
 
+def test_a_step_whose_validation_is_due_is_validated_if_it_ends_an_epoch_too(
+    learners: Path, tmp_path: Path
+) -> None:
+    flags = ("--validate-every=6", "--validate-epochs=0", "--epochs=3")
+    job = train(learners, tmp_path / "run", 1, *flags, KIND="Worse")
+    # The epoch has 12 steps.
+    assert [line["step"] for line in lines(job, "validation/loss")] == [6, 12, 18, 24, 30, 36]
+
+
 def test_patience_ends_a_run_and_steps_between_validations_are_counted(
     learners: Path, tmp_path: Path
 ) -> None:

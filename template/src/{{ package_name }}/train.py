@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import data, plugins
-from .engine.epochs import Step
+from .engine.epochs import Epoch, Step
 from .engine.position import is_due
 from .engine.ranks.signals import StopRequest
 from .engine.run.clock import CLOCK
@@ -39,6 +39,7 @@ def train(training: Training) -> int:
     """Train until the end of the run or a stop; return the exit code of the process."""
     settings, position = training.settings, training.position
     for epoch in training.epochs():
+        validate_if_due(training, epoch)  # after the last step of an epoch, or of an earlier attempt
         for step in epoch:
             train_step(training, step)
             training.hooks.after_step()
@@ -46,8 +47,7 @@ def train(training: Training) -> int:
                 training.log()
             if training.is_due(settings.checkpoint_every, settings.keep_every) and not epoch.is_end:
                 training.save()
-            if training.is_due(settings.validate_every) and not epoch.is_over:
-                validate(training)
+            validate_if_due(training, epoch)
         if epoch.is_stopped:
             return training.stop()
         if epoch.is_last and position.step % settings.log_every:
@@ -74,6 +74,13 @@ def end_epoch(training: Training) -> None:
     else:
         position.end_epoch()
         training.save()
+
+
+def validate_if_due(training: Training, epoch: Epoch) -> None:
+    """Validate at each `validate_every`th step. A stop does not wait for it: a resume makes up."""
+    due = training.is_due(training.settings.validate_every)
+    if due and not training.position.is_validated and not epoch.is_over:
+        validate(training)
 
 
 def validate(training: Training, ends_epoch: bool = False) -> None:
