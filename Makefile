@@ -70,6 +70,7 @@ lint: .venv/ready ## run the linters only
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) tests/rooms.py
 	.venv/bin/shellcheck .ci/run scripts/*.sh
 	$(VENV)/bin/codespell
 

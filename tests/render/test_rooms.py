@@ -1,4 +1,4 @@
-"""Imports between the modules of a project's package go in one direction."""
+"""A project's package has rooms: imports between them go in one direction, and they stay small."""
 
 import ast
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from renderer import Renderer
+from rooms import CEILINGS, PROJECTS, count
 
 PACKAGE = Path("src/demo")
 YOURS = {"model", "data", "figures", "settings"}
@@ -43,13 +44,7 @@ def imports(module: Module, text: str, modules: set[Module]) -> Iterator[Module]
 @pytest.fixture(scope="module")
 def graph(render: Renderer) -> dict[Module, set[Module]]:
     """What each module imports, in a project that has all of them."""
-    everything = {
-        "setup": "full",
-        "package_name": "demo",
-        "trackers": ["tensorboard", "wandb", "aim", "mlflow", "trackio"],
-        "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
-        "sweep": "optuna",
-    }
+    everything = {**PROJECTS["all"], "package_name": "demo"}
     texts = {
         Path(path).relative_to(PACKAGE).with_suffix("").parts: text
         for path, text in render(everything).items()
@@ -78,3 +73,10 @@ def test_rooms_import_what_stands_below_them(graph: dict[Module, set[Module]]) -
 def test_no_imports_form_a_circle(graph: dict[Module, set[Module]]) -> None:
     # The names that engine/ offers are imported there when they are used.
     TopologicalSorter({**graph, ("engine",): set()}).prepare()
+
+
+def test_no_room_has_more_lines_than_it_may(render: Renderer) -> None:
+    found = {room: sum(lines) for room, lines in count(render(dict(PROJECTS["all"]))).items()}
+    assert {room: lines for room, lines in found.items() if lines > CEILINGS[room]} == {}
+    # A ceiling far above its room would let it grow unseen.
+    assert {room: lines for room, lines in found.items() if lines < 0.9 * CEILINGS[room]} == {}

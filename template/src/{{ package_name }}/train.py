@@ -39,7 +39,7 @@ def train(training: Training) -> int:
     """Train until the end of the run or a stop; return the exit code of the process."""
     settings, position = training.settings, training.position
     for epoch in training.epochs():
-        validate_if_due(training, epoch)  # after the last step of an epoch, or of an earlier attempt
+        validate_if_due(training, epoch)  # after the last step of an epoch or attempt
         for step in epoch:
             train_step(training, step)
             training.hooks.after_step()

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from .networks import Networks, digest
 from .position import Position, is_due
 from .ranks.process_group import joined, lost_ranks_explained
 from .ranks.signals import EXIT_CODE, StopRequest
+from .ranks.step_totals import StepTotals
 from .ranks.world import World
 from .run import run_lock
 from .run.clock import CLOCK
@@ -78,15 +79,14 @@ class Training:
         settings: Any,  # noqa: ANN401
         world: World,
         request: StopRequest,
-        plugins: "Callable[[Training], list[Any]] | None" = None,
+        plugins: "Callable[[Training], Sequence[Any]] | None" = None,
     ) -> None:
         self.learner, self.settings, self.world, self.request = learner, settings, world, request
-        self.exit_code, self.hooks = 0, Hooks(self, plugins)
+        self.exit_code, self.hooks = 0, Hooks(self, plugins(self) if plugins else ())
         self.meter = Meter(learner.unit)
         self.datasets = check_loaded(datasets)
         weigh = learner.batch_weight if self._overrides("batch_weight") else None
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)
-        self.samples_per_step = settings.batch_size * settings.accumulate * world.size
         check_datasets(self.datasets, self.loader.samples, settings, world)
         torch.manual_seed(settings.seed)
         self.networks = Networks(
@@ -95,7 +95,7 @@ class Training:
         self.evaluator = Evaluator(learner, self.networks, settings, world)
         self.updater = Updater(self.networks, settings, world)
         self.checkpointing = Checkpointing(
-            self.networks, self.meter, settings, world, self.samples_per_step
+            self.networks, self.meter, settings, world, self.loader.samples_per_step
         )
         self.position = self.checkpointing.position
 
@@ -112,7 +112,7 @@ class Training:
             draw: takes the sums of an evaluation, a batch and its predictions, and returns figures
                 by name.
         """
-        log_start(self.settings, self.world, self.loader, self.samples_per_step)
+        log_start(self.settings, self.world, self.loader)
         if self.settings.resume != "never" and (end := self.world.on_main(self._finished_step)):
             log.info(
                 "nothing is left to do: summary.json says that this run has finished at step %d; "
@@ -214,13 +214,16 @@ class Training:
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs that are left, the current one with the steps that are left in it."""
-        while not self.position.is_end(self.settings):
-            yield Epoch(self)
+        position, loader, bar = self.position, self.loader, self.logger.progress_bar
+        while not position.is_end(self.settings):
+            totals = StepTotals(self.world, self.request, position.step, loader.uneven)
+            yield Epoch(loader, position, self.settings, totals, bar)
 
     def prepare(self, step: Step) -> None:
         """Set the learning rates and the random seed, and move the batches to the device."""
         settings, taken = self.settings, self.position.step
-        factor = scaling(settings, self.samples_per_step) * self.learner.schedule(self.progress())
+        scale = scaling(settings, self.loader.samples_per_step)
+        factor = scale * self.learner.schedule(self.progress())
         self.networks.set_learning_rates(factor)
         self.updater.begin(step.batches, step.weight, is_due(settings.log_every, taken + 1))
         seed_generators(derive("step", settings.seed, self.world.rank, taken))
@@ -237,7 +240,8 @@ class Training:
 
     def progress(self) -> float:
         """Return the share of the training that is done, from 0 to 1."""
-        return self.position.progress(self.settings, self.loader.samples, self.samples_per_step)
+        loader = self.loader
+        return self.position.progress(self.settings, loader.samples, loader.samples_per_step)
 
     def log(self) -> None:
         """Log the metrics of the steps since the last line, over all ranks."""
@@ -357,7 +361,7 @@ def opened(
     request: StopRequest,
     make: Callable[[Any], Any],
     load: Callable[[Any], Any],
-    plugins: Callable[[Training], list[Any]],
+    plugins: Callable[[Training], Sequence[Any]],
 ) -> Iterator[Training]:
     """Join the other ranks, reserve the run folder, and restore its newest checkpoint.
 

@@ -44,6 +44,7 @@ class StepLoader:
 
     Attributes:
         samples: the number of samples in an epoch, over all ranks; None if unknown.
+        samples_per_step: the number of samples in a step, over all ranks.
         workers: the number of loading workers of this rank.
         uneven: whether ranks may have different numbers of samples, or different weights, in a
             step.
@@ -57,6 +58,7 @@ class StepLoader:
     ) -> None:
         self.dataset, self.weigh = dataset, weigh
         self.batch_size, self.accumulate = settings.batch_size, settings.accumulate
+        self.samples_per_step = self.batch_size * self.accumulate * world.size
         self.is_stream = isinstance(dataset, ShardStream)
         self.uneven = self.is_stream or weigh is not None
         self.first: Any = None

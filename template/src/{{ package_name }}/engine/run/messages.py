@@ -15,7 +15,7 @@ from ..ranks.world import World
 log = logging.getLogger(__name__)
 
 
-def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_step: int) -> None:
+def log_start(settings: Settings, world: World, loader: StepLoader) -> None:
     """Log the ranks, the data and the settings of a run."""
     ranks, how = "one process", ""
     if world.backend:
@@ -31,7 +31,7 @@ def log_start(settings: Settings, world: World, loader: StepLoader, samples_per_
         settings.dataset,
         loader.samples or "an unknown number of",
         f" (an epoch leaves out {rest}, which fill no batch)" if rest else "",
-        samples_per_step,
+        loader.samples_per_step,
         loader.workers,
     )
     source = settings.config and str(as_submitted(settings.config)).removeprefix(f"{Path.cwd()}/")
