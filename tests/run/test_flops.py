@@ -23,11 +23,11 @@ SETTINGS = '''"""No settings of its own."""
 
 from dataclasses import dataclass
 
-from .engine import Settings as EngineSettings
+from .plugins import Settings as PluginSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(EngineSettings):
+class Settings(PluginSettings):
     pass
 '''
 # Eight rows; in a stream, ranks have two and six of them.

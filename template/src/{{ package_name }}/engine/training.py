@@ -184,6 +184,7 @@ class Training:
             self.settings, self.world, trackers, self.checkpointing, self.learner.best
         )
         with (
+            closing(self.logger),
             self._closing(),
             self.logger,
             closing(self.loader),

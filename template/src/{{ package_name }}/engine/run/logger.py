@@ -235,7 +235,7 @@ class RunLogger:
         return self
 
     def __exit__(self, _kind: object, failure: BaseException | None, _traceback: object) -> None:
-        """Write the final status, end the run in the trackers, and close the files."""
+        """Write the final status, and end the run in the trackers."""
         if not self.active:
             return
         state, step = self.status, self.checkpointing.position.step
@@ -252,9 +252,13 @@ class RunLogger:
         if missed_by := self.trackers.finish(status, state.error):
             state.missed_by = missed_by
             state.write(self.folder)
-        with suppress(OSError):  # the disk may be full
-            self.lines.file.close()
-        logging.getLogger().removeHandler(self.log)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.active:
+            with suppress(OSError):  # the disk may be full
+                self.lines.file.close()
+            logging.getLogger().removeHandler(self.log)
 
     def _write(self, name: str, text: str) -> None:
         write_atomically(self.folder / name, text + "\n")

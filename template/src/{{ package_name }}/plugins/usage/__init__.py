@@ -45,11 +45,16 @@ class Plugin:
         """Collect the usage of all ranks."""
         self._gather()
 
+    def on_evaluation_end(self, _training: "Training", split: str, _metrics: object) -> None:
+        """Collect the usage before rank 0 draws figures, for which no other rank should wait."""
+        if split == "test":
+            self._gather()
+
     def on_end(self, training: "Training", status: str, _error: BaseException | None) -> None:
         """Log the usage of all attempts, and add it to summary.json."""
         from .costs import lines, total
 
-        if status != "failed":  # otherwise only rank 0 calls this
+        if status == "preempted":
             self._gather()
         if training.world.is_main:
             self._write()
