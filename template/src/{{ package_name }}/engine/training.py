@@ -262,12 +262,12 @@ class Training:
 
     def evaluate(self, split: str) -> Evaluation:
         """Evaluate on a split, "validation" or "test". Every rank calls this method."""
-        self.hooks.call("on_evaluation_start", split)
         with CLOCK.during("validation"):
+            self.hooks.call("on_evaluation_start", split)
             dataset = getattr(self.datasets, split)
             found = self.evaluator.evaluate(dataset, split, self.position.step)
-        if split != "test":  # an error in the last call must not undo the run: see `finish`
-            self.hooks.call("on_evaluation_end", split, dict(found.metrics))
+            if split != "test":  # an error in the last call must not undo the run: see `finish`
+                self.hooks.call("on_evaluation_end", split, dict(found.metrics))
         return found
 
     def predict(self, split: str, samples: int = 16) -> tuple[Any, Any]:
