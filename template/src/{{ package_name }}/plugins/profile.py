@@ -9,6 +9,7 @@ import logging
 import re
 import socket
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -105,16 +106,14 @@ class Plugin:
         """Return a context that the trace shows by its name. Each step begins with loading."""
         from torch.profiler import record_function
 
+        if name == "validation" and self.training.position.is_validated:
+            self._stop()  # only the test set is left
+            return nullcontext()
         if name == "data" and self.profile.step_num <= self.training.position.step:
             if self.memory and self.profile.step_num + 1 in self.steps[:1]:
                 self.memory.record_memory()
             self.profile.step()
         return record_function(name)
-
-    def on_evaluation_start(self, _training: "Training", split: str) -> None:
-        """End the recording before the test set is evaluated, which follows the last step."""
-        if split == "test":
-            self._stop()
 
     def on_end(self, _training: "Training", status: str, _error: BaseException | None) -> None:
         """End the recording after a stop."""

@@ -35,7 +35,7 @@ class Clock:
         if not self.marks:
             return nullcontext()
         stack = ExitStack()
-        for each in self.marks:
+        for each in list(self.marks):
             stack.enter_context(each(name))
         return stack
 
