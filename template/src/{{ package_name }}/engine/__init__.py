@@ -2,7 +2,7 @@
 
 It imports none of your files.
 
-    training.py     what the loop in train.py and the hooks use; epochs.py: the steps of an epoch
+    training.py     what the loop and the hooks use; epochs.py: the steps of an epoch
     updater.py      one update: forward and backward passes, clipping, optimizer steps
     schedule.py     the learning rate
     position.py     how far the training is
