@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from renderer import Renderer
+from variants import SERVERS, TRACKERS
 
 PACKAGE = Path("src/demo")
 YOURS = {"model", "data", "figures", "settings"}
@@ -45,8 +46,8 @@ def graph(render: Renderer) -> dict[Module, set[Module]]:
     everything = {
         "setup": "full",
         "package_name": "demo",
-        "trackers": ["tensorboard", "wandb", "aim", "mlflow", "trackio"],
-        "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
+        "trackers": list(TRACKERS),
+        "monitoring_servers": list(SERVERS),
         "sweep": "optuna",
     }
     texts = {
