@@ -1,15 +1,15 @@
 """Shared by all tests: the option --no-skips, what each target runs, and all variants."""
 
 import os
-import pickle
 import signal
 from collections import Counter
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from classes import Classes, render_all
-from filelock import FileLock
+from once import once
 from renderer import Renderer, copy_template
 from tiers import is_full
 
@@ -100,11 +100,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture(scope="session")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
     """All variants with their files, rendered once by the first process that needs them."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    with FileLock(shared / "variants.lock"):
-        file = shared / "variants.pickle"
-        if not file.exists():
-            render = Renderer(copy_template(tmp_path_factory.mktemp("variants") / "template"))
-            file.write_bytes(pickle.dumps(render_all(render)))
-    return Classes(pickle.loads(file.read_bytes()))
+
+    def make(folder: Path) -> dict:
+        return render_all(Renderer(copy_template(folder / "template")))
+
+    return Classes(once(tmp_path_factory, "variants", make))

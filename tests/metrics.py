@@ -11,6 +11,15 @@ def read(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in _whole_lines(run_dir)]
 
 
+def series(run_dir: Path) -> dict[str, dict[int, float]]:
+    """Return the values of each metric, by step."""
+    found: dict[str, dict[int, float]] = {}
+    for line in read(run_dir):
+        for name in line.keys() - {"step", "time"}:
+            found.setdefault(name, {})[int(line["step"])] = line[name]
+    return found
+
+
 def last_step(run_dir: Path) -> int:
     """Return the last step that was logged, or 0.
 

@@ -12,14 +12,17 @@ import tokenize
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+sys.path.insert(0, str(Path(__file__).parent / "render"))
+
 from renderer import Renderer, copy_template
+from variants import SERVERS, TRACKERS
 
 # The largest project, the one of the default answers, and the one without tools and trackers.
 PROJECTS: Mapping[str, Mapping[str, object]] = {
     "all": {
         "setup": "full",
-        "trackers": ["tensorboard", "wandb", "aim", "mlflow", "trackio"],
-        "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
+        "trackers": list(TRACKERS),
+        "monitoring_servers": list(SERVERS),
         "sweep": "optuna",
     },
     "default": {},

@@ -11,13 +11,10 @@ from pathlib import Path
 FULL: Mapping[str, Sequence[str]] = {
     "Jobs on a Slurm cluster, which needs root": ("slurm",),
     "Trackers with their servers, and their searches for settings": (
-        "run/test_aim.py",
-        "run/test_mlflow.py",
         "run/test_sweep.py",
         "run/test_trackers.py",
-        "run/test_trackio.py",
-        "run/test_wandb.py",
         "run/test_wandb_sweep.py",
+        "run/trackers",
     ),
     "The weekly look for a new version of the template": ("update/test_template_job.py",),
     "Commands that check a cluster or watch runs, and messages when a run ends": (

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from renderer import QUESTIONS, TEMPLATE, Renderer
-from variants import SAMPLES
+from variants import SAMPLES, SERVERS, TRACKERS
 
 HEAD = """\
 # Choosing answers
@@ -47,7 +47,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "module_purge": {"modules": "python/3.12"},
     "container_image": {"container": "apptainer"},
     "container_base_image": {"container": "apptainer"},
-    "monitoring_servers": {"trackers": ["tensorboard", "aim", "mlflow", "trackio"]},
+    "monitoring_servers": {"trackers": list(SERVERS)},
 }
 # Defaults that depend on another answer than the project's name, or need other words.
 DEFAULTS = {
@@ -58,8 +58,8 @@ DEFAULTS = {
 }
 # Values that show more files than the samples of the tests.
 VALUES = {
-    "trackers": [[], ["tensorboard"], ["wandb"], ["aim"], ["mlflow"], ["trackio"]],
-    "monitoring_servers": [[], ["tensorboard"], ["aim"], ["mlflow"], ["trackio"]],
+    "trackers": [[], *([name] for name in TRACKERS)],
+    "monitoring_servers": [[], *([name] for name in SERVERS)],
     "launch_modes": [["cpu"], ["single_node"], ["multi_node"]],
     "container": ["none", "apptainer"],
     "container_image": ["", "/images/torch.sif"],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer, read
-from variants import SAMPLES, TRACKERS, settle
+from variants import SAMPLES, SERVERS, TRACKERS, settle
 
 FULL = settle(
     {
@@ -18,7 +18,7 @@ FULL = settle(
         **{name: values[-1] for name, values in SAMPLES.items() if name != "launch_modes"},
         "setup": "full",
         "trackers": list(TRACKERS),
-        "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
+        "monitoring_servers": list(SERVERS),
         "memory_scope": "node",
     }
 )

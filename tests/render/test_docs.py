@@ -136,7 +136,7 @@ THEIRS = {
     "python -m tensorboard.main *": "tests/slurm/test_monitor.py::on_every_page(",
     "aim up *": "tests/slurm/test_monitor.py::on_every_page(",
     "TRACKIO_DIR=*/bin/trackio show": "tests/slurm/test_monitor.py::on_every_page(",
-    "mlflow server *": 'tests/run/test_mlflow.py::"mlflow", "server"',
+    "mlflow server *": 'tests/run/trackers/test_mlflow.py::"mlflow", "server"',
     "python -m demo monitor start": "tests/slurm/test_monitor.py::on_every_page(",
     "python -m demo monitor start mlflow *": "tests/slurm/test_monitor.py::--listen=node",
     "python -m demo monitor start aim-server": 'tests/slurm/test_monitor.py::"aim-server"',

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from renderer import Renderer
+from renderer import TEMPLATE, Renderer
+from variants import SERVERS, TRACKERS
 
+MONITORING = TEMPLATE / "template/slurm/monitoring"
 COMMANDS = {
     "srun": (
         'printf "%s\\n" "$@" > srun.args; env > srun.env; sleep "${SRUN_SECONDS:-0}";'
@@ -119,7 +121,7 @@ def submission(render: Renderer, root: Path, **answers: Any) -> Submission:  # n
     files = render({"package_name": "demo", **answers})
     tool = f"#!/bin/bash\n{COMMANDS['tool']}\n"
     files |= {f"bin/{name}": f"#!/bin/bash\n{text}\n" for name, text in COMMANDS.items()}
-    files |= {f".venv/bin/{name}": tool for name in ("tensorboard", "aim", "mlflow", "wandb")}
+    files |= {f".venv/bin/{name}": tool for name in TRACKERS}
     files |= {".venv/bin/python": PYTHON, "slurm/site.sh": SITE, "container/image.sif": ""}
     for path, text in files.items():
         target = root / path
@@ -527,11 +529,11 @@ def test_tasks_by_srun_alone_are_not_those_of_the_shell_at_hand(
 
 
 def test_every_script_loads_the_modules(render: Renderer, tmp_path: Path) -> None:
-    answers = {"trackers": ["tensorboard", "aim", "mlflow"], "sweep": "optuna"}
-    servers = {"monitoring_servers": answers["trackers"], "container": "apptainer"}
+    answers = {"trackers": list(SERVERS), "sweep": "optuna"}
+    servers = {"monitoring_servers": list(SERVERS), "container": "apptainer"}
     project = submission(render, tmp_path, modules="gcc/13", **answers, **servers)
     scripts = sorted((tmp_path / "slurm").rglob("*.sbatch"))
-    assert len(scripts) == 11
+    assert len(scripts) == len([*(TEMPLATE / "template/slurm").rglob("*.sbatch.jinja")])
     for script in scripts:
         name = str(script.relative_to(tmp_path / "slurm").with_suffix(""))
         _, log = project.run(name, **ONE_NODE, PYTHONPATH="/modules", SLURM_EXPORT_ENV="NONE")
@@ -648,7 +650,9 @@ def test_the_check_of_communication_starts_all_ranks(srun: Submission) -> None:
     assert srun.noted("srun.args")[-5:] == ["-m", "demo", "check-comm", "--timeout", "9"]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "aim", "aim_server", "mlflow", "trackio"])
+@pytest.mark.parametrize(
+    "name", sorted(path.name.partition(".")[0] for path in MONITORING.glob("*.sbatch.jinja"))
+)
 def test_the_script_of_a_server_starts_it(render: Renderer, tmp_path: Path, name: str) -> None:
     tracker = name.removesuffix("_server")
     project = submission(render, tmp_path, trackers=[tracker], monitoring_servers=[tracker])

@@ -8,11 +8,12 @@ from pathlib import Path
 import pages
 import pytest
 from renderer import render_project
+from variants import SERVERS, TRACKERS
 
 EVERYTHING = {
     "setup": "full",
-    "trackers": ["tensorboard", "wandb", "aim", "mlflow", "trackio"],
-    "monitoring_servers": ["tensorboard", "aim", "mlflow", "trackio"],
+    "trackers": list(TRACKERS),
+    "monitoring_servers": list(SERVERS),
 }
 PROJECTS = [
     {**EVERYTHING, "sweep": "optuna"},

@@ -1,6 +1,7 @@
 """The variants that the tests render: answers that reach each choice, and each pair of values."""
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ def choices(name: str) -> tuple[Any, ...]:
 
 MODES, TRACKERS = choices("launch_modes"), choices("trackers")
 SERVERS, TOOLS = choices("monitoring_servers"), choices("tools")
+# Trackers that can run here: Aim has no builds for newer Pythons.
+INSTALLED = tuple(name for name in TRACKERS if name != "aim" or sys.version_info < (3, 13))
 # Existing images: a file for Apptainer, and a name for pyxis.
 SIF, PYXIS_IMAGE = "/images/torch.sif", "nvcr.io#nvidia/pytorch:25.01-py3"
 CONTAINERS = [("none", ""), ("apptainer", ""), ("apptainer", SIF), ("pyxis", PYXIS_IMAGE)]

@@ -23,6 +23,7 @@ import pytest
 from renderer import render_project, shrink
 
 from .fork_server import READ_AT_START, Fork, ForkServer
+from .trackers import TRACKERS
 
 # Seconds: long enough for a slow machine. A rank that takes longer hangs.
 PATIENCE = 300
@@ -60,7 +61,7 @@ def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = render_project(
         tmp_path_factory.mktemp("full") / "demo",
         setup="full",
-        trackers=["tensorboard", "wandb", "aim", "mlflow", "trackio"],
+        trackers=list(TRACKERS),
         sweep="optuna",
     )
     return shrink(folder)
@@ -156,8 +157,21 @@ def free_port() -> str:
 def clean_environment(project: Path) -> dict[str, str]:
     """Return an environment in which only the project's source and one thread are set."""
     mine = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    mine += tuple(f"{tracker.upper()}_" for tracker in TRACKERS)  # the user's own stores and keys
     kept = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project / "src")}
+
+
+def command(project: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the project."""
+    return subprocess.run(
+        [sys.executable, "-m", "demo", *words],
+        cwd=project,
+        env={**clean_environment(project), **env},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from .conftest import PACED, Job, spawn, srun, tasks
 from .test_docs import make_digits
 from .test_examples import TEXT
 from .test_learner import FLAGS, check_error, make_learners
-from .test_tensorboard import tensorboard, text
+from .trackers.tensorboard import opened, text
 
 FSDP = "--strategy=fsdp"
 SMALL = ("--checkpoint-every=5", "--validate-every=10", "--log-every=5")
@@ -207,7 +207,7 @@ def test_trackers_get_each_number_once(run: Job, project: Path, tmp_path: Path) 
             assert evaluate(project, log, 1, *words).codes == [0]
         command = ["demo", "sync", str(folder), "--trackers=tensorboard"]
         assert spawn(project, tmp_path / f"{known}-sync", [command], [{}]).wait().codes == [0]
-        events = tensorboard(folder / "tensorboard")
+        events = opened(folder)
         validated = [line for line in job.metrics() if "validation/loss" in line]
         steps = [event.step for event in events.Scalars("validation/loss")]
         assert steps == [line["step"] for line in validated] == [10, 20, 30]

@@ -10,10 +10,7 @@ import pytest
 from PIL import Image
 
 from .conftest import Job, edited, srun
-from .test_mlflow import Reader
-from .test_tensorboard import tensorboard, text
-from .test_trackio import read, values
-from .test_wandb import attempts_of, numbers
+from .trackers import TRACKERS, show
 
 HOOKS = '''
 
@@ -76,9 +73,11 @@ def hooked(full_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return copy
 
 
-def train(project: Path, folder: Path, ranks: int, *flags: str, **env: str) -> Job:
+def train(
+    project: Path, folder: Path, ranks: int, *flags: str, run: str = "run", **env: str
+) -> Job:
     """Train, with the calls of each rank in a file of `folder`."""
-    return srun(project, folder / "run", ranks, *SHORT, *flags, CALLS=str(folder), **env).wait()
+    return srun(project, folder / run, ranks, *SHORT, *flags, CALLS=str(folder), **env).wait()
 
 
 def calls(folder: Path, rank: int) -> list[str]:
@@ -121,12 +120,11 @@ def test_a_dry_run_and_the_check_before_the_first_step_call_no_hook(
 
 
 def test_hooks_log_everything_once_although_ranks_are_killed(hooked: Path, tmp_path: Path) -> None:
-    flags = ("--trackers", "tensorboard", "wandb", "mlflow", "aim", "trackio", "--strategy=fsdp")
-    flags += (f"--run-root={tmp_path}/runs", "--experiment=trial")
-    env = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "", "AIM_REPO": "", "TRACKIO_DIR": ""}
-    killed = train(hooked, tmp_path, 2, *flags, KILLS="after validation", **env)
+    flags = ("--trackers", *TRACKERS, "--strategy=fsdp")
+    flags += (f"--run-root={tmp_path}", "--experiment=trial")
+    killed = train(hooked, tmp_path, 2, *flags, run="trial/run", KILLS="after validation")
     assert -signal.SIGKILL in killed.codes
-    job = train(hooked, tmp_path, 2, *flags, **env)
+    job = train(hooked, tmp_path, 2, *flags, run="trial/run")
     assert job.summary["resumed_from_step"] == 10
     assert "10 start" in calls(tmp_path, 0)
 
@@ -141,27 +139,17 @@ def test_hooks_log_everything_once_although_ranks_are_killed(hooked: Path, tmp_p
     assert logged == [10, 20]
     assert job.log.count("step 20  validation/text: labels\n") == 1
 
-    events = tensorboard(job.run_dir / "tensorboard")
-    assert [each.step for each in events.Images("validation/sample")] == [10, 20]
-    assert [each.step for each in events.Histograms("validation/outputs")] == [10, 20]
-    assert [each.step for each in events.Scalars("validation/largest")] == [10, 20]
-    assert "labels" in text(events, "validation/text")
-    assert "label,predicted" in text(events, "validation/table")
-    attempts = attempts_of(job.run_dir)
-    for name in ("validation/sample", "validation/table", "validation/outputs"):
-        assert [step for step, _ in numbers(attempts, f"{name}._type")] == [10, 20], name
-    reader = Reader(f"sqlite:///{tmp_path}/runs/trial/mlflow.db")
-    assert [step for step, _ in reader.history("trial/run", "validation/largest")] == [10, 20]
-    assert reader.text("trial/run", "validation/text.txt").startswith("labels\n[")
-    assert reader.text("trial/run", "validation/table.txt").startswith("label,predicted\n")
-    run_id = reader.runs["trial/run"].info.run_id
-    images = [each.path for each in reader.client.list_artifacts(run_id, "images")]
-    assert len([each for each in images if "validation~sample+step+10+" in each]) == 2  # and small
-    shown = read(tmp_path / "runs/trial/trackio")
-    for name in ("sample", "table", "outputs", "largest"):
-        found = values(shown["runs"]["trial/run"])[f"validation/{name}"]
-        assert [step for step, _ in found] == [10, 20], name
-    assert shown["files"]["trial/run/validation-text.txt"].startswith("labels\n[")
+    for tracker in TRACKERS:
+        shown = show(tracker, job.run_dir)
+        assert list(shown.numbers["validation/largest"]) == [10, 20], tracker
+        assert list(shown.images["validation/sample"]) == [10, 20], tracker
+        if shown.histograms is not None:
+            assert list(shown.histograms["validation/outputs"]) == [10, 20], tracker
+        assert "labels\n[" in shown.texts["validation-text"], tracker
+        if shown.tables is None:
+            assert shown.texts["validation-table"].startswith("label,predicted\n"), tracker
+        else:
+            assert list(shown.tables["validation/table"]) == [10, 20], tracker
 
 
 @pytest.mark.parametrize(

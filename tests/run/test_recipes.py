@@ -23,7 +23,7 @@ from renderer import TEMPLATE, tomllib
 
 from .conftest import PATIENCE, clean_environment, srun
 from .test_notify import Hook, hook  # noqa: F401 - a fixture
-from .test_tensorboard import tensorboard
+from .trackers.tensorboard import opened
 
 # Where the run of a recipe would take minutes.
 SMALL = {"dataset": "synthetic", "max_steps": 40, "log_every": 5, "validate_every": 20}
@@ -231,7 +231,7 @@ def test_what_a_validation_logs(mine: Path, tmp_path: Path) -> None:
         assert len(rows) == 16
         wrong = [row for row in rows if row["label"] != row["found"]]
         assert len(wrong or [None]) == len(mistakes)
-    images = tensorboard(job.run_dir / "tensorboard").Images("validation/digits")
+    images = opened(job.run_dir).Images("validation/digits")
     assert [each.step for each in images] == [15, 30]
 
 
@@ -320,7 +320,7 @@ def test_a_run_is_renamed_and_goes_on(mine: Path, tmp_path: Path) -> None:
     assert "step 20, epoch 1" in said and not old.exists()
     run = mine / "runs/demo/baseline"
     assert summary(run)["resumed_from_step"] == 20
-    steps = [each.step for each in tensorboard(run / "tensorboard").Scalars("train/lr")]
+    steps = [each.step for each in opened(run).Scalars("train/lr")]
     assert steps == [5, 10, 15, 20, 25, 30, 35, 40]
     assert (run / "attempts/2.json").exists()
 

@@ -21,6 +21,7 @@ import pytest
 from renderer import TEMPLATE, render_project, shrink
 
 from .conftest import PATIENCE, clean_environment
+from .trackers import TRACKERS
 
 # The tests' own tools, such as uv, come first.
 TOOLS = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
@@ -379,8 +380,7 @@ def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) 
 
 @pytest.mark.slow
 def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
-    trackers = ["tensorboard", "wandb", "aim", "mlflow", "trackio"]
-    answers = {"setup": "full", "trackers": trackers, "sweep": "optuna"}
+    answers = {"setup": "full", "trackers": list(TRACKERS), "sweep": "optuna"}
     folder = render_project(tmp_path / "demo", **answers)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"],

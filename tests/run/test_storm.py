@@ -15,12 +15,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from metrics import measured, reproducible
+from metrics import reproducible
 
-from .conftest import Job, srun, torchrun
+from .conftest import Job, command, srun, torchrun
 from .storm import Faults, Storm
-from .test_tensorboard import tensorboard
-from .test_trackers import command
+from .trackers import TRACKERS, check_numbers, show
 
 HITS = os.environ.get("STORM")
 SEED = int(os.environ.get("STORM_SEED", random.SystemRandom().randrange(10**6)))
@@ -28,7 +27,6 @@ FLAGS = (
     *("--max-steps=60", "--epochs=2", "--batch-size=128", "--log-every=3"),
     *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=120", "--experiment=storm"),
 )
-TRACKERS = ("tensorboard", "wandb", "aim", "mlflow", "trackio")
 log = logging.getLogger(__name__)
 
 
@@ -71,15 +69,15 @@ def test_a_storm_changes_nothing(
                 return srun(root, run_dir, 2, *FLAGS, **faults.environment)
 
     began = time.monotonic()
-    whole = start(tmp_path / "whole").wait()
-    check_trackers(whole, tmp_path, name)
+    whole = start(tmp_path / "storm/whole").wait()
+    check_trackers(whole, name)
     seconds = time.monotonic() - began
     seed = f"{SEED} {name}"
     chance = random.Random(seed)
     left, run, ends = int(HITS or hits), 0, Counter[tuple[int, ...]]()
     while left:
         run += 1
-        run_dir = tmp_path / "hit" / str(run)
+        run_dir = tmp_path / "storm" / str(run)
         storm = Storm(lambda folder=run_dir: start(folder), seconds, chance, faults)
         job, left = storm.hit(left)
         log.info("seed %s, run %d, %d hits left:\n%s", seed, run, left, storm)
@@ -91,39 +89,11 @@ def test_a_storm_changes_nothing(
         if json.loads((run_dir / "status.json").read_text()).get("missed_by"):
             log.info(sent := command(root, "sync", str(run_dir)).stderr)
             assert "has all data" in sent, where
-        check_trackers(job, tmp_path, name)
+        check_trackers(job, name)
     log.info("seed %s: %d runs ended by %s", seed, run, dict(ends))
 
 
-def check_trackers(job: Job, root: Path, name: str) -> None:
+def check_trackers(job: Job, name: str) -> None:
     """Each tracker shows what metrics.jsonl has, each number once."""
-    logged: dict[str, dict[int, float]] = {}
-    for line in job.metrics():
-        for metric in line.keys() - {"step", "time"}:
-            logged.setdefault(metric, {})[line["step"]] = line[metric]
-    events = tensorboard(job.run_dir / "tensorboard")
-    for metric, expected in logged.items():
-        shown = [(event.step, event.value) for event in events.Scalars(metric)]
-        assert len(shown) == len(expected) and dict(shown) == pytest.approx(expected), metric
-    if name != "trackers":
-        return
-    # They take long to import.
-    from . import test_aim, test_mlflow, test_trackio, test_wandb
-
-    (run,) = (
-        each for each in test_aim.runs(root / "storm") if each.name == f"storm/{job.run_dir.name}"
-    )
-    assert test_aim.metrics(run) == logged
-    shown = test_trackio.read(root / "storm/trackio", "storm")["runs"]
-    assert test_trackio.numbers(shown[f"storm/{job.run_dir.name}"]) == {
-        metric: sorted(expected.items()) for metric, expected in logged.items()
-    }
-    reader = test_mlflow.Reader(f"sqlite:///{root}/storm/mlflow.db", "storm")
-    attempts = test_wandb.attempts_of(job.run_dir)
-    for metric, expected in logged.items():
-        in_order = sorted(expected.items())
-        assert reader.history(f"storm/{job.run_dir.name}", metric) == in_order, metric
-        shown = test_wandb.numbers(attempts, metric)
-        assert [step for step, _ in shown] == [step for step, _ in in_order], metric
-        if not measured(metric):
-            assert [value for _, value in shown] == pytest.approx(list(expected.values())), metric
+    for tracker in TRACKERS if name == "trackers" else ["tensorboard"]:
+        check_numbers(show(tracker, job.run_dir), job.run_dir)

@@ -3,23 +3,20 @@
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
-from base64 import b64encode
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import quote, quote_plus
 
 import numpy as np
 import pytest
 from renderer import render_project
 
-from .conftest import PACED, QUICK, Launch, clean_environment, edited, srun
-from .test_tensorboard import STEPS, tensorboard
+from .conftest import PACED, QUICK, Launch, clean_environment, command, srun
+from .trackers import TRACKERS
 
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
 
@@ -109,75 +106,6 @@ def test_a_tracker_that_fails_is_off_and_the_others_go_on(
     assert "battery" not in caplog.text and "correct-horse" not in caplog.text
 
 
-SECRET = "p@ss/w:rd?&staple"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"no login for {SECRET}",
-        f"no answer from http://me:{SECRET}@example.org/api",
-        f"http://me:{quote(SECRET, safe='')}@example.org and http://me:{quote(SECRET)}@example.org",
-        f"form password={quote_plus(SECRET)}",
-        *(
-            f"Basic {b64encode(f'{user}:{SECRET}'.encode()).decode()}"
-            for user in ("m", "me", "you")
-        ),
-        "ftp://else:w/h@t@example.org",
-    ],
-)
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("SOME_PASSWORD", SECRET),
-        ("db_pass", SECRET),
-        ("MYSQL_PWD", SECRET),
-        ("NOTIFY_URL", SECRET),
-        ("https_proxy", f"http://me:{quote(SECRET, safe='')}@proxy.example:3128"),
-        ("AIM_REPO", f"aim://me:{SECRET}@example.org"),
-    ],
-)
-def test_no_secret_is_told_however_it_is_written(
-    project: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, text: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    told = import_module("demo.engine.errors").without_secrets(text)
-    assert not re.search("staple|p@ss|p%40ss|w/h@t", told)
-    basic = text.partition("Basic ")[2]
-    assert not [i for i in range(len(basic) - 7) if basic[i : i + 8] in told], told
-    assert "example.org" in told or variable in told
-
-
-def test_no_secret_of_an_error_reaches_the_trackers(project: Path, tmp_path: Path) -> None:
-    fault = "raise OSError('no answer from https://me:hunter2@example.org')"
-    old = "images, labels = batch\n        return F.cross_entropy("
-    copy = edited(project, tmp_path, "model.py", old, f"{fault}\n        {old}")
-    job = srun(copy, tmp_path / "run", 1).wait()
-    assert job.codes == [1] and "hunter2" in job.log, job.log
-    error = json.loads((job.run_dir / "status.json").read_text())["error"]
-    assert error == "OSError: no answer from https://<login>@example.org"
-    (job.run_dir / "log.txt").write_text("reading https://me:hunter2@example.org\n")
-    read_log = import_module("demo.engine.run.logging_setup").read_log
-    assert read_log(job.run_dir) == "reading https://<login>@example.org\n"
-
-
-def test_a_long_line_of_addresses_takes_no_minutes(project: Path) -> None:
-    without_secrets = import_module("demo.engine.errors").without_secrets
-    text = ",".join(["https://example.org/a"] * 100_000)
-    began = time.monotonic()
-    assert without_secrets(text) == text
-    assert time.monotonic() - began < 20
-
-
-def test_of_two_secrets_the_longer_one_is_hidden_as_a_whole(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("A_TOKEN", "battery")
-    monkeypatch.setenv("B_TOKEN", "battery-staple")
-    without_secrets = import_module("demo.engine.errors").without_secrets
-    assert without_secrets("battery-staple battery") == "<B_TOKEN> <A_TOKEN>"
-
-
 @pytest.mark.parametrize("at", ["start", "log_metrics", "flush", "finish"])
 def test_a_tracker_that_hangs_is_left_behind(
     recorders: dict[str, type[Recorder]],
@@ -224,47 +152,6 @@ def test_what_a_tracker_has_is_not_logged_again_and_what_it_lacks_is(
         (4, {"lr": 0.1}),
         (5, {"loss": 5.0, "lr": 0.1}),
     ]
-
-
-def command(project: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the project."""
-    return subprocess.run(
-        [sys.executable, "-m", "demo", *words],
-        cwd=project,
-        env={**clean_environment(project), **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_training_goes_on_without_a_tracker_that_fails_and_sync_makes_up_for_it(
-    project: Path, launch: Launch, tmp_path: Path
-) -> None:
-    # A file where the tracker needs a folder.
-    blocker = tmp_path / "run" / "tensorboard"
-    blocker.parent.mkdir()
-    blocker.touch()
-    job = launch(1, *SHORT, "--trackers=tensorboard")
-    assert job.summary["global_step"] == 200
-    assert [line["step"] for line in job.metrics() if "train/loss" in line] == STEPS
-    assert "tracker tensorboard could not start and is off (FileExistsError: " in job.log
-    assert "'python -m demo sync " in job.log and "Traceback" not in job.log
-
-    still = command(project, "sync", str(job.run_dir))
-    assert still.returncode == 1
-    assert "tensorboard could not start and is off (FileExistsError" in still.stderr
-    blocker.unlink()
-    done = command(project, "sync", str(job.run_dir))
-    assert done.returncode == 0, done.stderr
-    events = tensorboard(blocker)
-    logged = {line["step"]: line["train/loss"] for line in job.metrics() if "train/loss" in line}
-    shown = {event.step: event.value for event in events.Scalars("train/loss")}
-    assert shown == pytest.approx(logged)
-    # Nothing is left to send.
-    assert "tensorboard has all data" in command(project, "sync", str(tmp_path)).stderr
-    events = tensorboard(blocker)
-    assert [event.step for event in events.Scalars("train/loss")] == STEPS
 
 
 def test_sync_leaves_a_run_alone_that_trains(project: Path, tmp_path: Path) -> None:
@@ -352,16 +239,7 @@ runpy.run_module("demo", run_name="__main__", alter_sys=True)
 
 def test_no_thread_adds_a_variable_to_the_environment(full_project: Path, tmp_path: Path) -> None:
     """While another thread reads one, that can crash the process."""
-    flags = [
-        *QUICK,
-        f"--run-dir={tmp_path}/run",
-        "--trackers",
-        "tensorboard",
-        "wandb",
-        "mlflow",
-        "aim",
-        "trackio",
-    ]
+    flags = [*QUICK, f"--run-dir={tmp_path}/run", "--trackers", *TRACKERS]
     env = clean_environment(full_project)
     done = subprocess.run(
         [sys.executable, "-c", WATCH, "demo", "train", *flags],
@@ -372,7 +250,7 @@ def test_no_thread_adds_a_variable_to_the_environment(full_project: Path, tmp_pa
         text=True,
     )
     assert done.returncode == 0 and "added" not in done.stdout, done.stdout
-    assert len(json.loads((tmp_path / "run/trackers.json").read_text())) == 5
+    assert len(json.loads((tmp_path / "run/trackers.json").read_text())) == len(TRACKERS)
 
 
 def test_none_silences_the_trackers_that_the_settings_name(project: Path, launch: Launch) -> None:
@@ -399,38 +277,6 @@ def test_a_run_tells_how_it_stands(project: Path, launch: Launch) -> None:
         *(30, 1.0),
     )
     assert state["job"] == "77" and state["started"] < state["updated"] < time.time()
-
-
-HARD_TO_CUT = """
-import importlib, math, pathlib, sys
-import numpy as np
-from demo.trackers import Run
-name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-tracker = importlib.import_module(f"demo.trackers.{name}").Tracker(Run(folder, folder, "r", "e"))
-near = np.nextafter(np.float32(1), np.float32(2))
-for step, values in enumerate([
-    np.array([1, near], np.float32),
-    np.array([1, math.nextafter(1, 2)]),
-    np.array([1e300, math.nextafter(1e300, 0)]),
-    np.array([-1e308, 1e308]),
-    np.array([0, 5e-324]),
-    np.array([np.nan, np.inf, 2], np.float32),
-    np.array([np.nan]),
-    np.zeros(3),
-]):
-    tracker.log_histogram("odd", values, step)
-tracker.finish("finished", None)
-"""
-
-
-@pytest.mark.parametrize("tracker", ["wandb", "trackio"] + ["aim"] * (sys.version_info < (3, 13)))
-def test_no_histogram_switches_a_tracker_off(
-    full_project: Path, tmp_path: Path, tracker: str
-) -> None:
-    env = {**clean_environment(full_project), "WANDB_MODE": "offline"}
-    script = [sys.executable, "-c", HARD_TO_CUT, tracker, str(tmp_path)]
-    done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

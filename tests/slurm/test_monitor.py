@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,13 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import variants
 
 from .cluster import wait_for
 from .conftest import MakeProject
 from .jobs import Project
 
-# Aim has no builds for newer ones.
-SERVERS = ["aim"] * (sys.version_info < (3, 13)) + ["mlflow", "tensorboard", "trackio"]
+SERVERS = sorted({*variants.SERVERS} & {*variants.INSTALLED})
 # Prints the HTTP status of a request.
 STATUS = ("curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}")
 TINY = ("--dataset=synthetic", "--max-steps=20", "--log-every=5", "--experiment=seen")

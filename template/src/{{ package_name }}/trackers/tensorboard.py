@@ -56,8 +56,10 @@ class Tracker(Backend):
         self.writer.add_image(name, image, step, dataformats="HWC")
 
     def log_histogram(self, name: str, values: np.ndarray, step: int) -> None:
-        """Write a histogram."""
-        self.writer.add_histogram(name, values, step)
+        """Write a histogram of the finite values."""
+        finite = values[np.isfinite(values)]
+        if finite.size:  # otherwise an error, as for values above TensorBoard's last bin
+            self.writer.add_histogram(name, finite.clip(-1e19, 1e19), step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Write a text, with its line breaks."""

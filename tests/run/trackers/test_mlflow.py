@@ -1,4 +1,4 @@
-"""What was logged to MLflow is there, read with MLflow's own client, however the run ended."""
+"""What only MLflow does: its parameters, statuses and registry, its database and its server."""
 
 import json
 import os
@@ -15,135 +15,44 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import PACED, PATIENCE, Job, free_port, spawn, srun
-
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-mlflow = pytest.importorskip("mlflow")
-
-SHORT = ("--trackers=mlflow", "--experiment=trial", "--max-steps=60", "--log-every=5")
-MEASURED = ("train/loss", "train/lr", "train/samples_per_second", "train/gradient_norm")
+from ..conftest import PACED, PATIENCE, Job, free_port, spawn, srun
+from . import check_numbers
+from .conftest import Past
+from .mlflow import Reader, local, mlflow
 
 
-class Reader:
-    """MLflow's own view of the runs of an experiment."""
-
-    def __init__(self, uri: str, experiment: str = "trial") -> None:
-        self.client = mlflow.MlflowClient(uri)
-        found = self.client.get_experiment_by_name(experiment)
-        runs = self.client.search_runs([found.experiment_id], max_results=1000)
-        self.runs = {run.info.run_name: run for run in runs}
-        assert len(self.runs) == len(runs), "there are runs of the same name"
-
-    def history(self, run: str, metric: str) -> list[tuple[int, float]]:
-        """Return all values of a metric, with their steps, in the order of the steps."""
-        found = self.client.get_metric_history(self.runs[run].info.run_id, metric)
-        return sorted((each.step, each.value) for each in found)
-
-    def text(self, run: str, path: str) -> str:
-        """Return a file that the run has logged."""
-        return mlflow.artifacts.load_text(f"{self.runs[run].info.artifact_uri}/{path}")
-
-    def assert_holds(self, job: Job) -> None:
-        """Each number of metrics.jsonl is there once, with its value, and no other."""
-        run, lines = f"trial/{job.run_dir.name}", job.metrics()
-        names = {name for line in lines for name in line} - {"step", "time"}
-        assert set(self.runs[run].data.metrics) == names > set(MEASURED)
-        for name in names:
-            logged = [(line["step"], line[name]) for line in lines if name in line]
-            assert self.history(run, name) == logged, name
-
-
-def train(project: Path, run_dir: Path, *flags: str, ranks: int = 1, **env: str) -> Job:
-    """Start a training that logs to MLflow, in runs/ next to its run folder."""
-    root = f"--run-root={run_dir.parent / 'runs'}"
-    return srun(project, run_dir, ranks, *SHORT, root, *flags, **env)
-
-
-def test_a_killed_run_of_two_ranks_comes_to_its_end(
-    project: Path, full_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Of two epochs, each has 117 steps and a checkpoint at its end. By step 200, metrics were sent
-    # that come again.
-    flags = ("--batch-size=64", "--epochs=2", "--max-steps=1000", "--log-every=1", "--tags", "odd")
-    flags += ("--register-model=Digits",)
-    uri = f"sqlite:///{tmp_path}/runs/trial/mlflow.db"
-
-    def start(**env: str) -> Job:
-        return train(full_project, tmp_path / "run", *flags, ranks=2, **env)
-
-    killed = start(**PACED)
-    killed.wait_for_tracker(205, "mlflow")
-    killed.kill()
-    assert newest_checkpoint(killed) == 117
-    reader = Reader(uri)
-    assert reader.runs["trial/run"].info.status == "RUNNING"
-    assert reader.history("trial/run", "train/loss")[-1][0] > 117
-
-    job = start().wait()
-    assert job.summary["resumed_from_step"] == 117
-    reader = Reader(uri)
-    reader.assert_holds(job)
-    assert_each_step_is_there_once(reader, job)
-    assert_it_says_where_it_came_from(reader, job)
-    assert_figures_and_text_are_there(reader, job)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert_the_best_network_is_in_the_registry(reader, job)
-
-
-def newest_checkpoint(job: Job) -> int:
-    """Return the step of the newest checkpoint of a run."""
-    return max(int(path.stem.partition("-")[2]) for path in job.run_dir.glob("checkpoints/*.pt"))
-
-
-def assert_each_step_is_there_once(reader: Reader, job: Job) -> None:
-    assert [step for step, _ in reader.history("trial/run", "train/loss")] == list(range(1, 235))
-    run = reader.runs["trial/run"]
-    assert run.info.status == "FINISHED"
-    assert run.info.end_time >= run.info.start_time + 1000
-    assert "error" not in run.data.tags
-    # As they were measured, not as they were sent.
-    logged = {line["step"]: line["time"] for line in job.metrics() if "train/loss" in line}
-    for metric in reader.client.get_metric_history(run.info.run_id, "train/loss"):
-        assert metric.timestamp == pytest.approx(1000 * logged[metric.step], abs=1)
-
-
-def assert_it_says_where_it_came_from(reader: Reader, job: Job) -> None:
+def test_a_run_says_where_it_came_from(resumed: Past) -> None:
+    reader = local(resumed.run_dir.parent)
     run = reader.runs["trial/run"]
     params, tags = run.data.params, run.data.tags
-    assert (params["max_steps"], params["batch_size"], params["seed"]) == ("1000", "64", "0")
-    assert "max_steps: 1000\n" in reader.text("trial/run", "config.yaml")
-    assert (tags["tags"], tags["status"]) == ("odd", "finished")
-    assert (tags["world_size"], tags["slurm.job"]) == ("2", "77")
-    provenance = json.loads(reader.text("trial/run", "provenance.json"))
-    assert provenance == json.loads((job.run_dir / "provenance.json").read_text())
+    assert (params["max_steps"], params["batch_size"], params["seed"]) == ("200", "32", "0")
+    assert "max_steps: 200\n" in reader.text(run, "config.yaml")
+    assert (tags["tags"], tags["status"], tags["world_size"]) == ("odd even", "finished", "2")
+    assert tags["slurm.job"] == "77"
+    provenance = json.loads(reader.text(run, "provenance.json"))
+    assert provenance == json.loads((resumed.run_dir / "provenance.json").read_text())
     assert provenance["packages"]["mlflow"] == mlflow.__version__
     assert tags["template.commit"] == provenance["template"]["_commit"]
     assert tags["mlflow.user"] and tags["mlflow.source.type"] == "JOB"
     # Nothing of the environment but what Slurm says.
-    assert "PYTHONPATH" not in reader.text("trial/run", "provenance.json")
+    assert "PYTHONPATH" not in reader.text(run, "provenance.json")
+    assert "mlflow" not in resumed.log
 
 
-def assert_figures_and_text_are_there(reader: Reader, job: Job) -> None:
-    run = reader.runs["trial/run"]
-    images = [each.path for each in reader.client.list_artifacts(run.info.run_id, "images")]
-    for name in ("test~confusion_matrix", "test~predictions"):
-        (path,) = (p for p in images if p.startswith(f"images/{name}+step+234+") and "png" in p)
-        image = mlflow.artifacts.load_image(f"{run.info.artifact_uri}/{path}")
-        assert min(image.size) > 200
-    assert "step 234" in reader.text("trial/run", "log.txt")
-    assert "mlflow" not in job.log and "Warning" not in job.log, job.log
-
-
-def assert_the_best_network_is_in_the_registry(reader: Reader, job: Job) -> None:
+def test_the_best_network_is_in_the_registry(
+    resumed: Past, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from demo.model import Model
 
+    reader = local(resumed.run_dir.parent)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{resumed.run_dir.parent}/mlflow.db")
     (version,) = reader.client.search_model_versions("name='Digits'")
     run_id = reader.runs["trial/run"].info.run_id
     assert (version.run_id, version.tags["run"]) == (run_id, run_id)
     images, labels = digits()
     with torch.no_grad():
         outputs = registered()(images)
-    torch.testing.assert_close(outputs, Model.load(job.run_dir).predict((images, labels)))
+    torch.testing.assert_close(outputs, Model.load(resumed.run_dir).predict((images, labels)))
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,21 +71,12 @@ def registered() -> torch.nn.Module:
     return mlflow.pytorch.load_model("models:/Digits/1")
 
 
-def test_a_run_that_is_stopped_or_fails_says_so(full_project: Path, tmp_path: Path) -> None:
-    flags = ("--epochs=9", "--max-steps=2000")
-    uri = f"sqlite:///{tmp_path}/runs/trial/mlflow.db"
-    stopped = train(full_project, tmp_path / "run", *flags, **PACED)
-    stopped.wait_for_tracker(30, "mlflow", saved=False)
-    stopped.processes[0].terminate()
-    assert stopped.wait().codes == [75], stopped.log
-    run = Reader(uri).runs["trial/run"]
-    assert (run.info.status, run.data.tags["status"]) == ("KILLED", "preempted")
-
-    failed = train(full_project, tmp_path / "run", *flags, "--lr=1e9").wait()
-    assert failed.codes == [1], failed.log
-    run = Reader(uri).runs["trial/run"]
-    assert (run.info.status, run.data.tags["status"]) == ("FAILED", "failed")
-    assert run.data.tags["error"].startswith("train/loss is ")
+def test_mlflow_has_statuses_of_its_own(resumed: Past, failed: tuple[Path, Past]) -> None:
+    before, after = failed[0].parent, failed[1].run_dir.parent
+    stores = {"FINISHED": resumed.run_dir.parent, "KILLED": before, "FAILED": after}
+    for status, store in stores.items():
+        run = local(store).runs["trial/run"]
+        assert run.info.status == status and run.info.end_time >= run.info.start_time + 1000
     # MLflow lets no parameter change.
     assert (run.data.params["lr"], run.data.tags["now.lr"]) == ("0.15", "1000000000.0")
 
@@ -216,13 +116,14 @@ def test_four_processes_write_to_one_store_at_once(full_project: Path, tmp_path:
     commands = [["writer", str(tmp_path), str(number)] for number in range(4)]
     job = spawn(full_project, tmp_path / "run", commands, [env] * 4).wait()
     assert job.codes == [0] * 4, job.log
-    reader = Reader(f"sqlite:///{tmp_path}/store/mlflow.db")
+    reader = local(tmp_path / "store")
     assert set(reader.runs) == {f"{when}-{me}" for when in ("fresh", "old") for me in range(4)}
     for name, run in reader.runs.items():
         assert run.info.status == "FINISHED"
         assert run.data.params == {"me": name[-1]}
-        assert reader.history(name, "a") == [(step, step) for step in range(100)]
-        assert reader.history(name, "b") == [(step, int(name[-1])) for step in range(100)]
+        numbers = reader.shown(run).numbers
+        assert numbers["a"] == {step: step for step in range(100)}
+        assert numbers["b"] == dict.fromkeys(range(100), int(name[-1]))
     assert {path.name for path in (tmp_path / "store").iterdir()} == {"mlflow.db", "mlartifacts"}
 
 
@@ -327,7 +228,8 @@ def test_a_server_that_dies_stops_no_run_and_gets_the_rest_later(
     env = {"MLFLOW_TRACKING_URI": server.uri, **server.secrets}
 
     def start(name: str, *flags: str, **more: str) -> Job:
-        return train(full_project, tmp_path / name, *flags, **env, **more)
+        mine = ("--trackers=mlflow", "--experiment=trial", "--max-steps=60", "--log-every=5")
+        return srun(full_project, tmp_path / "trial" / name, 1, *mine, *flags, **env, **more)
 
     whole = start("whole", "--register-model=Digits").wait()
     broken = start("broken", "--max-steps=160", "--log-every=1", "--epochs=9", **PACED)
@@ -350,9 +252,10 @@ def test_a_server_that_dies_stops_no_run_and_gets_the_rest_later(
         monkeypatch.setenv(name, value)
     reader = Reader(server.uri)
     for job in (whole, broken, absent):
-        reader.assert_holds(job)
-        assert reader.runs[f"trial/{job.run_dir.name}"].info.status == "FINISHED"
-        assert "step 60" in reader.text(f"trial/{job.run_dir.name}", "log.txt")
+        run = reader.runs[f"trial/{job.run_dir.name}"]
+        shown = reader.shown(run)
+        check_numbers(shown, job.run_dir)
+        assert run.info.status == "FINISHED" and "step 60" in shown.texts["log"]
     images, labels = digits()
     with torch.no_grad():
         outputs = registered()(images)
