@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from classes import Classes, render_all
+from classes import Classes, Variant, render_all
 from once import once
 from renderer import Renderer, copy_template
 from tiers import is_full
@@ -101,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
     """All variants with their files, rendered once by the first process that needs them."""
 
-    def make(folder: Path) -> dict:
+    def make(folder: Path) -> list[Variant]:
         return render_all(Renderer(copy_template(folder / "template")))
 
     return Classes(once(tmp_path_factory, "variants", make))
