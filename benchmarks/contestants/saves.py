@@ -61,14 +61,14 @@ class Timed(Training):
             self.checkpointing.wait()
         self.saves.append(time.perf_counter() - began)
 
-    def end_steps(self) -> None:
+    def write_summary(self, test: dict[str, float]) -> None:
         steps = [after - before for before, after in pairwise(self.steps)]
         if self.world.is_main:
             path = Path(os.environ["BENCHMARK_RESULT"])
             seconds = {"step": steps, "save": self.saves[1:]}
             figures = {what: 1000 * statistics.median(each) for what, each in seconds.items()}
             path.write_text(json.dumps(figures))
-        super().end_steps()
+        super().write_summary(test)
 
 
 if MEGABYTES:
