@@ -218,8 +218,8 @@ def test_a_rank_whose_peers_never_come_leaves_at_a_signal(
 
 
 def test_an_interrupted_import_leaves_no_traceback(project: Path, tmp_path: Path) -> None:
-    slow = "import time\n\nprint('here', flush=True)\ntime.sleep(99)\nfrom . import engine\n"
-    copy = edited(project, tmp_path, "settings.py", "from . import engine\n", slow)
+    slow = "import time\n\nprint('here', flush=True)\ntime.sleep(99)\nfrom . import plugins\n"
+    copy = edited(project, tmp_path, "settings.py", "from . import plugins\n", slow)
     command = ["demo", "train", f"--run-dir={tmp_path}/run", *QUICK]
     job = spawn(copy, tmp_path / "run", [command], [{}])
     while "here" not in job.log:
