@@ -1,7 +1,6 @@
 """The code lines of a project by room, and the most that each may have. `make lint` prints them.
 
-A code line has code: docstrings, comments and blank lines do not count. Whoever raises a ceiling
-says why in the commit.
+Docstrings, comments and blank lines are not code. A commit that raises a ceiling says why.
 """
 
 import ast

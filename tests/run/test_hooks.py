@@ -57,8 +57,21 @@ HOOKS = '''
         assert path.exists()
         self._say(training, "checkpoint", path.name, best)
 
+    def on_log(self, training):
+        self._say(training, "log")
+
+    def on_save(self, training):
+        self._say(training, "save")
+
+    def on_summary(self, training, summary):
+        summary["mine"] = summary["global_step"] + 1
+        self._say(training, "summary")
+
     def on_end(self, training, status, error):
         self._say(training, "end", status, type(error).__name__)
+
+    def on_close(self, training, error):
+        self._say(training, "close", type(error).__name__)
 '''
 SHORT = ("--max-steps=20", "--validate-every=10", "--checkpoint-every=5", "--log-every=5")
 
@@ -81,9 +94,11 @@ def train(
 
 
 def calls(folder: Path, rank: int) -> list[str]:
-    """Return the hooks that a rank called, without `on_step`."""
-    lines = (folder / str(rank)).read_text().splitlines()
-    return [line for line in lines if not line.endswith(" step")]
+    """Return the hooks that a rank called, without those that are called often, and the last."""
+    often = (" step", " log", " save")
+    *lines, last = (folder / str(rank)).read_text().splitlines()
+    assert " close " in last
+    return [line for line in lines if not line.endswith(often)]
 
 
 def test_each_hook_is_called_on_its_ranks_and_at_its_time(
@@ -97,6 +112,7 @@ def test_each_hook_is_called_on_its_ranks_and_at_its_time(
         "20 before validation",
         "20 after validation validation/accuracy validation/loss",
         "20 before test",
+        "20 summary",
         "20 after test test/accuracy test/loss",
         "20 end finished NoneType",
     ]
@@ -106,7 +122,11 @@ def test_each_hook_is_called_on_its_ranks_and_at_its_time(
     steps = [f"step-{step:08}.pt" for step in (5, 10, 15, 20)]
     assert [line.split()[0] for line in saved] == steps  # each once
     assert [line.split()[1] for line in saved[:3]] == ["False", "True", "False"]
-    assert (tmp_path / "1").read_text().count(" step\n") == 20
+    often = [(tmp_path / "1").read_text().count(f" {each}\n") for each in ("step", "log", "save")]
+    assert often == [20, 4, 7]  # at the steps 5 and 15, three times at 10, twice at 20
+    assert job.summary["mine"] == 21
+    for rank in (0, 1):
+        assert (tmp_path / str(rank)).read_text().endswith("20 close NoneType\n")
     # Drawing random numbers in hooks changes nothing.
     without = srun(full_project, tmp_path / "without", 2, *SHORT).wait()
     assert without.summary["parameters_sha256"] == job.summary["parameters_sha256"]

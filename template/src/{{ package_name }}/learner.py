@@ -190,6 +190,9 @@ class Learner:
         upload.
         """
 
+    def on_summary(self, training: "Training", summary: dict[str, Any]) -> None:
+        """Called on every rank before summary.json is written. Add what JSON can hold."""
+
     def on_end(
         self,
         training: "Training",

@@ -77,7 +77,7 @@ def end_epoch(training: Training) -> None:
 
 
 def validate_if_due(training: Training, epoch: Epoch) -> None:
-    """Validate at each `validate_every`th step. A stop does not wait for it: a resume makes up."""
+    """Validate if the setting asks for it at this step. After a stop, the resumed run does it."""
     due = training.is_due(training.settings.validate_every)
     if due and not training.position.is_validated and not epoch.is_over:
         validate(training)

@@ -306,24 +306,24 @@ class Training:
     def write_summary(self, test: dict[str, float]) -> None:
         """Write summary.json, with the metrics of the test set. Every rank calls this method."""
         position, world, meter = self.position, self.world, self.meter
-        self.logger.summary(
-            {
-                **{metric.replace("/", "_"): value for metric, value in test.items()},
-                self.learner.best[0].replace("/", "_"): position.best_score,
-                "best_step": position.best_step,
-                "epochs": position.epoch,
-                "global_step": position.step,
-                "validations_since_best": position.validations_since_best,
-                "world_size": world.size,
-                "backend": world.backend,
-                "device": str(world.device),
-                "hostnames": list(world.hostnames),
-                **meter.rates(),
-                "trained_seconds": meter.trained_seconds,
-                "resumed_from_step": self.checkpointing.resumed_from,
-                "parameters_sha256": digest(self.networks.modules),
-            }
-        )
+        summary = {
+            **{metric.replace("/", "_"): value for metric, value in test.items()},
+            self.learner.best[0].replace("/", "_"): position.best_score,
+            "best_step": position.best_step,
+            "epochs": position.epoch,
+            "global_step": position.step,
+            "validations_since_best": position.validations_since_best,
+            "world_size": world.size,
+            "backend": world.backend,
+            "device": str(world.device),
+            "hostnames": list(world.hostnames),
+            **meter.rates(),
+            "trained_seconds": meter.trained_seconds,
+            "resumed_from_step": self.checkpointing.resumed_from,
+            "parameters_sha256": digest(self.networks.modules),
+        }
+        self.hooks.call("on_summary", summary)
+        self.logger.summary(summary)
 
     @contextmanager
     def concluding(self) -> Iterator[None]:

@@ -214,9 +214,9 @@ class RunLogger:
         """
         if not self.active:
             return
-        path, self.summarized = self.folder / "summary.json", dict(values)
+        path = self.folder / "summary.json"
         try:
-            self._write(path.name, json.dumps(self.summarized, indent=2))
+            self._write(path.name, json.dumps(values, indent=2))
         except OSError as error:
             raise UsageError(
                 f"can't write {path}: {error.strerror}; free some space and run the same command "
@@ -225,11 +225,6 @@ class RunLogger:
         self.tested = {name: x for name, x in values.items() if name.startswith("test_")}
         found = (f"{name.removeprefix('test_')} {x:.4g}" for name, x in self.tested.items())
         log.info("test: %s; more in %s", ", ".join(found), path)
-
-    def add_to_summary(self, name: str, value: Any) -> None:  # noqa: ANN401 - what JSON can hold
-        """Add a value to summary.json, on rank 0."""
-        self.summarized[name] = value
-        self._write("summary.json", json.dumps(self.summarized, indent=2))
 
     def __enter__(self) -> "RunLogger":
         return self

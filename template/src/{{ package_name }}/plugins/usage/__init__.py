@@ -6,7 +6,7 @@ machine.py samples the resources of a rank. costs.py adds them up over ranks and
 import dataclasses
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...engine import Training
@@ -45,25 +45,18 @@ class Plugin:
         """Collect the usage of all ranks."""
         self._gather()
 
-    def on_evaluation_end(self, _training: "Training", split: str, _metrics: object) -> None:
-        """Collect the usage before rank 0 draws figures, for which no other rank should wait."""
-        if split == "test":
-            self._gather()
+    def on_summary(self, training: "Training", summary: dict[str, Any]) -> None:
+        """Add the usage of all attempts to summary.json, and log it."""
+        self._gather()
+        if training.world.is_main:
+            summary["usage"] = self._log()
 
     def on_end(self, training: "Training", status: str, _error: BaseException | None) -> None:
-        """Log the usage of all attempts, and add it to summary.json."""
-        from .costs import lines, total
-
+        """Log the usage of a run that was stopped or has failed."""
         if status == "preempted":
             self._gather()
-        if training.world.is_main:
-            self._write()
-            # If the disk is full, only this attempt is known.
-            usage = total(training.checkpointing.run_dir) or self.file.usage
-            for line in lines(usage):
-                log.info("%s", line)
-            if status == "finished":
-                training.logger.add_to_summary("usage", dataclasses.asdict(usage))
+        if status != "finished" and training.world.is_main:
+            self._log()
 
     def on_close(self, training: "Training", _error: BaseException | None) -> None:
         """End the sampling, and write the usage of the whole attempt."""
@@ -75,6 +68,17 @@ class Plugin:
     def _gather(self) -> None:
         self.machine.sample()
         self.ranks = self.training.world.gather(self.machine.describe())
+
+    def _log(self) -> dict[str, Any]:
+        """Log and return the usage of all attempts."""
+        from .costs import lines, total
+
+        self._write()
+        # If the disk is full, only this attempt is known.
+        usage = total(self.training.checkpointing.run_dir) or self.file.usage
+        for line in lines(usage):
+            log.info("%s", line)
+        return dataclasses.asdict(usage)
 
     def _write(self) -> None:
         """Write the usage until now; any thread may call this."""
