@@ -13,7 +13,7 @@ The program, where an update merges its changes with yours:
 
 The engine, which an update replaces:
     engine/       ranks, data loading, checkpoints, evaluation, the files of a run
-    plugins/      what a training does besides: usage, profiles, messages at its end
+    plugins/      what a training does besides, such as measuring what it costs
     trackers/     experiment trackers; __init__.py has their interface
     tools/        the other commands
 """
