@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -47,6 +47,7 @@ QUESTIONNAIRE: dict[str, Any] = yaml.safe_load((TEMPLATE / "copier.yml").read_te
 QUESTIONS: dict[str, Any] = {
     name: question for name, question in QUESTIONNAIRE.items() if not name.startswith("_")
 }
+TOOLS: Sequence[str] = tuple(QUESTIONS["tools"]["choices"].values())
 # On a memory disk, if there is one.
 SCRATCH = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
@@ -61,9 +62,13 @@ def copy_template(folder: Path) -> Path:
     return folder
 
 
-def render_project(folder: Path, **answers: object) -> Path:
-    """Render the template of the working tree to a folder; return the folder."""
-    data = {"package_name": "demo", **answers}
+def render_project(folder: Path, tools: Sequence[str] | None = TOOLS, **answers: object) -> Path:
+    """Render the template of the working tree to a folder; return the folder.
+
+    Args:
+        tools: the answer; None for the default one, which leaves most of them out.
+    """
+    data = {"package_name": "demo", **answers, **({} if tools is None else {"tools": [*tools]})}
     with cached():
         copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, vcs_ref="HEAD", quiet=True)
     return folder

@@ -13,13 +13,14 @@ from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).parent / "render"))
 
-from renderer import Renderer, copy_template
+from renderer import TOOLS, Renderer, copy_template
 from variants import SERVERS, TRACKERS
 
 # The largest project, the one of the default answers, and the one without tools and trackers.
 PROJECTS: Mapping[str, Mapping[str, object]] = {
     "all": {
         "setup": "full",
+        "tools": list(TOOLS),
         "trackers": list(TRACKERS),
         "monitoring_servers": list(SERVERS),
         "sweep": "optuna",
@@ -34,9 +35,9 @@ CEILINGS = {
     "engine/ranks": 650,
     "engine/run": 930,
     "plugins": 860,
-    "tools": 3800,
+    "tools": 3820,
     "trackers": 900,
-    "": 580,
+    "": 590,
 }
 NOT_CODE = {
     tokenize.COMMENT,

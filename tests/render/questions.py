@@ -51,7 +51,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
 }
 # Defaults that depend on another answer than the project's name, or need other words.
 DEFAULTS = {
-    "tools": "all of them",
+    "tools": "`doctor`, `evaluate`, `predict`, `usage`; with several nodes `check_comm`, too",
     "author_name": "the project's name and `contributors`",
     "project_name": "`MNIST DDP`, with `--defaults`",
     "signal_lead_seconds": "`120`; half of a `time_limit` below 4 minutes",

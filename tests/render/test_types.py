@@ -17,7 +17,7 @@ EVERYTHING = {
 }
 PROJECTS = [
     {**EVERYTHING, "sweep": "optuna"},
-    {"sweep": "wandb", "example": "text"},
+    {"sweep": "wandb", "example": "text", "tools": None},
     {"trackers": [], "tools": [], "example": "table"},
     {"trackers": [], "tools": [], "example": "images"},
 ]

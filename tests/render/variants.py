@@ -66,8 +66,8 @@ SAMPLES: dict[str, list[Any]] = {
         list(TOOLS),
         [],
         ["doctor", "report"],
-        ["check_comm", "acceptance", "evaluate", "export", "flops"],
-        ["predict", "prune", "profile"],
+        ["check_comm", "acceptance", "evaluate", "export", "flops", "usage", "notify"],
+        ["predict", "prune", "profile", "slow_ranks", "histograms", "registry"],
     ],
     "pre_commit": [False, True],
 }
@@ -167,6 +167,9 @@ def complete(answers: Mapping[str, Any]) -> Answers:
         if "{" not in str(question.get("default", "{"))
     }
     defaults = {**plain, **named}
+    modes = answers.get("launch_modes", defaults["launch_modes"])
+    network = ["check_comm"] if "multi_node" in modes else []
+    defaults["tools"] = ["doctor", *network, "evaluate", "predict", "usage"]
     return {**defaults, **answers}
 
 

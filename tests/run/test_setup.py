@@ -147,7 +147,7 @@ def torch() -> str:
 @pytest.fixture
 def newcomer(tmp_path: Path) -> Path:
     """A project of the default answers, in a folder with a space in its name."""
-    folder = render_project(tmp_path / "my work" / "demo", package_name="demo")
+    folder = render_project(tmp_path / "my work" / "demo", tools=None)
     with (folder / "constraints.txt").open("a") as file:
         file.write(f"{OLD_TQDM}\n")
     return folder

@@ -37,6 +37,28 @@ def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
         assert "doctor" not in text and "check_comm" not in text and "demo report" not in text
 
 
+def test_help_names_what_was_left_out_and_how_to_add_it(bare: Path) -> None:
+    shown = subprocess.check_output(
+        [sys.executable, "-m", "demo", "--help"], cwd=bare, env=clean_environment(bare), text=True
+    )
+    _, _, absent = shown.partition("not in this project: ")
+    assert "report (tools)" in absent and "sync (trackers)" in absent and "runs" not in absent
+    assert "make update ARGS=" in absent
+
+
+def test_what_a_run_costs_needs_the_plug_in(bare: Path, tmp_path: Path) -> None:
+    assert srun(bare, tmp_path / "run", 1, "--max-steps=2").wait().codes == [0]
+
+    def runs(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "demo", "runs", str(tmp_path / "run"), *flags]
+        env = clean_environment(bare)
+        return subprocess.run(command, cwd=bare, env=env, capture_output=True, text=True)
+
+    assert "finished" in runs().stdout
+    refused = runs("--usage")
+    assert refused.returncode == 1 and refused.stderr.startswith("error: this project does not")
+
+
 @pytest.mark.slow
 def test_it_trains_and_passes_its_tests(bare: Path, tmp_path: Path) -> None:
     assert srun(bare, tmp_path / "run", 2).wait().summary["world_size"] == 2

@@ -75,6 +75,13 @@ COMMANDS = {
     "sync": "send the trackers what they missed of a run",
     "sweep": "search for better settings, one trial after another",
 }
+# The answers that decide whether a project has a command; for the others, it is `tools`.
+ANSWERS = {
+    "monitor": "monitoring_servers",
+    "check-trackers": "trackers",
+    "sync": "trackers",
+    "sweep": "sweep",
+}
 OWN = {"train": train, "download": download}
 
 
@@ -120,6 +127,13 @@ def main() -> None:
     )
     if name in ("-h", "--help"):
         print(f"{usage}\n\n  COMMAND --help lists a command's flags")
+        absent = [f"{x} ({ANSWERS.get(x, 'tools')})" for x in COMMANDS if x not in available]
+        if absent:
+            print(
+                f"\n  not in this project: {', '.join(absent)}\n  To add one, change the answer in "
+                "parentheses, which is in .copier-answers.yml, such as\n  "
+                "make update ARGS=\"--data 'tools=[doctor, report]'\""
+            )
         return
     near = difflib.get_close_matches(name, available, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""

@@ -14,11 +14,12 @@ from typing import Any, get_type_hints
 from ..engine.errors import printable
 from ..engine.filesystem import disk_usage, read_bytes, read_object
 from ..engine.run.run_lock import Attempt, newest
-from ..plugins.usage import costs as usage
 from ..settings import Settings
+from . import optional
 from .survey import Run, commit_of, read, read_settings
 from .text import aligned, as_text, duration, local_time
 
+usage = optional("plugins.usage.costs")
 WIDTH = 106  # characters of the second column
 MOST_ATTEMPTS = 5
 APART = ("hostnames", "usage")  # keys of summary.json that have lines of their own
@@ -43,7 +44,7 @@ def about(run: Run) -> dict[str, list[str]]:
         "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
         "best": ["none" if score is None else best],
         "results": [_joined(results)],
-        "usage": usage.lines(cost) if (cost := usage.total(folder)) else [],
+        "usage": usage.lines(cost) if usage and (cost := usage.total(folder)) else [],
         "attempts": list(_attempts(folder)),
         "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n)})],
         "commit": [made["commit"].replace("+", " with uncommitted changes")],
@@ -70,7 +71,7 @@ def screen(sections: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _attempts(run: Path) -> Iterator[str]:
     """Yield a line for each of the newest starts, the newest first."""
-    folder, costs = run / "attempts", usage.read(run)
+    folder, costs = run / "attempts", usage.read(run) if usage else {}
     last = newest(folder)
     for number in range(last, max(last - MOST_ATTEMPTS, 0), -1):
         path = folder / f"{number}.json"

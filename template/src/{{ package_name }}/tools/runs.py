@@ -9,13 +9,14 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, printable
 from ..settings import Settings
-from . import costs, program
+from . import optional, program
 from .facts import about, differences, screen
 from .survey import Run, find_runs, read_settings, results, survey
 from .text import aligned, duration, local_time
@@ -55,6 +56,12 @@ def main(argv: Sequence[str]) -> int:
     runs = survey(find_runs(folders), now)
     runs = [run for run in runs if now - run.state["updated"] <= 3600 * flags.hours]
     updated = {run.folder: run.state["updated"] for run in runs}
+    costs: Any = optional("tools.costs")
+    if (flags.usage or flags.csv) and not costs:
+        raise UsageError(
+            "this project does not measure what runs cost: add usage to the tools in "
+            ".copier-answers.yml with make update ARGS=\"--data 'tools=[..., usage]'\""
+        )
     spent = costs.attempts(updated) if flags.usage or flags.csv else []
     if not runs:
         print(f"no runs in {', '.join(map(str, folders))}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from ...engine.filesystem import disk_usage, files_in, in_range, read_bytes
-from ...plugins.usage import costs as usage
+from .. import optional
 from ..facts import about
 from ..survey import Run, results
 from ..text import local_time, short
@@ -17,6 +17,7 @@ from .curves import Curves, Group, differing, group
 from .page import RESERVE, Html, Page, facts, make
 from .picture import MEANING, UNITS, choose, colours_of
 
+usage = optional("plugins.usage.costs")
 MOST_ROWS = 100
 MOST_NUMBERS = 24
 MOST_ATTEMPTS = 20  # upper limit of attempts whose starts are marked
@@ -49,7 +50,7 @@ def _add_table(page: Page, runs: Sequence[Curves], groups: Sequence[Group]) -> N
     differ = differing(runs)
     rows = [_mean(each) for each in groups if len(each.runs) > 1]
     for number, each in enumerate(runs[:MOST_ROWS], 1):
-        spent, state = usage.total(each.run.folder), each.run.state
+        spent, state = usage and usage.total(each.run.folder), each.run.state
         settings = " ".join(f"{name}={short(each.settings.get(name))}" for name in differ)
         row = {
             "run": make("a", short(each.name, 100), href=f"#run-{number}"),
@@ -168,7 +169,8 @@ def _add_curves(page: Page, curves: Curves, number: int) -> None:
     Time starts at the first attempt. Curves over time have a gap between attempts.
     """
     page.place = number, 2
-    lines, found = curves.lines, [*usage.read(curves.run.folder).values()][-MOST_ATTEMPTS:]
+    attempts = usage.read(curves.run.folder) if usage else {}
+    lines, found = curves.lines, [*attempts.values()][-MOST_ATTEMPTS:]
     starts = [(each.began, each.until) for each in found if 0 < each.began <= each.until]
     over_time = {name for line in lines for name in line if OVER_TIME.fullmatch(name)}
     gaps = [{"time": began, **dict.fromkeys(over_time, math.nan)} for began, _ in starts]
