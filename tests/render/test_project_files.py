@@ -59,6 +59,18 @@ def test_the_front_page_counts_the_files_of_a_project(render: Renderer) -> None:
     assert f"has {len(files)} files. {NUMBERS[len(yours)]} of them are yours" in text
 
 
+def test_a_page_lists_the_tools_that_a_project_could_have(render: Renderer) -> None:
+    choices = QUESTIONNAIRE["tools"]["choices"]
+    rows = {
+        name: f"| `{name}` | {label.partition(' (')[2].removesuffix(')')} |"
+        for label, name in choices.items()
+    }
+    for chosen in ([], ["doctor", "usage"], [*rows]):
+        page = render({"package_name": "demo", "tools": chosen})["docs/updates.md"]
+        assert [name for name, row in rows.items() if row not in page] == chosen
+        assert ("## Add a tool" in page) == (len(chosen) < len(rows))
+
+
 def test_a_page_for_agents_is_short_and_names_what_is_there(classes: Classes) -> None:
     """The owner's files are those of `_skip_if_exists`; tests/render/test_docs.py has commands."""
     patterns = [p.removeprefix("/") for p in QUESTIONNAIRE["_skip_if_exists"] if "/" in p[1:]]

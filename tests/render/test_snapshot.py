@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from renderer import Renderer
+from renderer import TOOLS, Renderer
 from test_scripts import ONE_NODE, Submission, refused, submission
 
 SLURM = {
@@ -26,7 +26,7 @@ WHEN = "1700000000"  # every job was submitted
 @pytest.fixture
 def project(render: Renderer, tmp_path: Path) -> Submission:
     """A project, with stand-ins for the commands that submit and cancel, too."""
-    project = submission(render, tmp_path / "project")
+    project = submission(render, tmp_path / "project", tools=[*TOOLS])
     for name in ("sbatch", "scancel"):
         (project.root / "bin" / name).write_text(f"#!/bin/bash\n{SLURM[name]}\n")
         (project.root / "bin" / name).chmod(0o755)

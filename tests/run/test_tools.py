@@ -35,6 +35,8 @@ def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
     for name in ("README.md", "Makefile", "docs/slurm.md", "docs/multi-node.md", "docs/recipes.md"):
         text = (bare / name).read_text()
         assert "doctor" not in text and "check_comm" not in text and "demo report" not in text
+    results = (bare / "docs/results.md").read_text()
+    assert "cost" not in results and "--usage" not in results and "evaluate" not in results
 
 
 def test_help_names_what_was_left_out_and_how_to_add_it(bare: Path) -> None:

@@ -130,9 +130,9 @@ def main() -> None:
         absent = [f"{x} ({ANSWERS.get(x, 'tools')})" for x in COMMANDS if x not in available]
         if absent:
             print(
-                f"\n  not in this project: {', '.join(absent)}\n  To add one, change the answer in "
-                "parentheses, which is in .copier-answers.yml, such as\n  "
-                "make update ARGS=\"--data 'tools=[doctor, report]'\""
+                f"\n  not in this project: {', '.join(absent)}\n  To add one, add it to what the "
+                "answer in parentheses has now, as docs/updates.md says:\n  "
+                "make update ARGS=\"--data 'tools=[..., report]'\""
             )
         return
     near = difflib.get_close_matches(name, available, n=1)
