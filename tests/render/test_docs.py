@@ -124,7 +124,7 @@ THEIRS = {
     "sbatch *slurm/check_comm.sbatch*": "tests/slurm/test_checks.py::def test_a_slow_link_stands_",
     "srun --nodes=2 --ntasks=2 --label ip -br address": ON_SLURM,
     "python -m demo runs": "tests/run/test_show.py::def test_a_list_has_start_commit_and_flags(",
-    "python -m demo runs * --usage *": "tests/slurm/test_usage.py::def told(",
+    "python -m demo costs *": "tests/slurm/test_usage.py::def told(",
     "python -m demo runs RUN_DIR": "tests/run/test_show.py::def test_a_screen_says_everything_of_",
     "python -m demo runs RUN_DIR RUN_DIR": "tests/run/test_show.py::def test_the_difference_of_",
     "python -m demo prune *": "tests/run/test_prune.py::def test_what_stays_of_a_finished_run(",

@@ -67,7 +67,7 @@ SAMPLES: dict[str, list[Any]] = {
         [],
         ["doctor", "report"],
         ["check_comm", "acceptance", "evaluate", "export", "flops", "usage", "notify"],
-        ["predict", "prune", "profile", "slow_ranks", "histograms", "registry"],
+        ["predict", "prune", "profile", "costs", "slow_ranks", "histograms", "registry"],
     ],
     "pre_commit": [False, True],
 }

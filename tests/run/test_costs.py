@@ -72,10 +72,10 @@ def write_run(folder: Path, *attempts: dict[str, Any] | None, **state: object) -
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: object) -> list[list[str]]:
-    """Return the words of the lines that `runs --usage` prints."""
-    from demo.tools import runs
+    """Return the words of the lines that `costs` prints."""
+    from demo.tools import costs
 
-    assert runs.main([*map(str, words), "--usage"]) == 0
+    assert costs.main([*map(str, words)]) == 0
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -188,7 +188,7 @@ EVIL = {
 def test_a_table_for_pandas_and_for_spreadsheets(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demo.tools import runs
+    from demo.tools import costs
 
     root, path = tmp_path / "runs", tmp_path / "runs.csv"
     scores = {"best_metric": "validation/loss", "best_score": -0.5, "started": FIRST + 120}
@@ -197,8 +197,8 @@ def test_a_table_for_pandas_and_for_spreadsheets(
     (whole / "provenance.json").write_text(json.dumps({"command": ["x", "train", "--lr", "-1"]}))
     evil = write_run(root / "b/=2", error="=1", status="@failed", **{"=x": 1, "new": 10**4000})
     (evil / "config.yaml").write_text(json.dumps(EVIL))
-    assert runs.main([str(root), f"--csv={path}"]) == 0
-    assert "finished" in capsys.readouterr().out
+    assert costs.main([str(root), f"--csv={path}"]) == 0
+    assert "of attempts" in capsys.readouterr().out
 
     table = pandas.read_csv(path).set_index("folder")
     assert len(table) == 2
@@ -219,7 +219,7 @@ def test_a_table_for_pandas_and_for_spreadsheets(
             assert number or part.lstrip()[:1] not in (*"=+-@", "\uff1d"), cell
         assert cell.isprintable()
     with pytest.raises(Exception, match="can't write /proc/nowhere"):
-        runs.main([str(root), "--csv=/proc/nowhere"])
+        costs.main([str(root), "--csv=/proc/nowhere"])
 
 
 def test_folders_that_can_not_be_read_are_counted(project: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_folders_that_can_not_be_read_are_counted(project: Path, tmp_path: Path)
     dropped = "-dac_override,-dac_read_search"
     as_user = ["setpriv", f"--bounding-set={dropped}"] if os.geteuid() == 0 else []
     done = subprocess.run(
-        [*as_user, sys.executable, "-m", "demo", "runs", str(root), "--usage"],
+        [*as_user, sys.executable, "-m", "demo", "costs", str(root)],
         env=clean_environment(project),
         cwd=project,
         capture_output=True,

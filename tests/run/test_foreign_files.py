@@ -7,6 +7,7 @@ half replaces files by pipes, links, and archives that unpack to far too many by
 
 import io
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -170,7 +171,7 @@ def as_run(folder: Path, content: bytes) -> None:
         (folder / name).write_bytes(content)
     (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "time": 2.0}\n' + content)
     (folder / "best").write_bytes(content)
-    runs.survey(runs.find_runs([folder]), time.time())
+    runs.recent([folder], math.inf, time.time())
     tell_about(folder)
     other = folder.with_name("other")
     shutil.copytree(folder, other, dirs_exist_ok=True)
@@ -185,10 +186,10 @@ def as_run(folder: Path, content: bytes) -> None:
 
 def tell_about(run: Path) -> None:
     """Call the commands that look at any run folder, and remove from it."""
-    from demo.tools import prune, runs
+    from demo.tools import costs, prune, runs
 
     assert runs.main([str(run)]) == 0
-    assert runs.main([str(run), "--usage"]) == 0
+    assert costs.main([str(run)]) == 0
     assert prune.main([str(run), "--dry-run"]) in (0, 1)
 
 

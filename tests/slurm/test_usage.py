@@ -68,9 +68,9 @@ def paid(job: Job) -> list[dict[str, Any]]:
 
 
 def told(project: Project, *flags: str) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """Return the lines of `runs --usage`, and the rows of `runs --csv` by the run's name."""
+    """Return the lines of `costs`, and the rows of `costs --csv` by the run's name."""
     path = project.root / "runs.csv"
-    words = ("-m", "demo", "runs", "--usage", f"--csv={path}", *flags)
+    words = ("-m", "demo", "costs", f"--csv={path}", *flags)
     done = project.cluster.run(".venv/bin/python", *words, cwd=project.root)
     assert not done.stderr
     with path.open(newline="") as file:

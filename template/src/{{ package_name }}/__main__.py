@@ -67,6 +67,7 @@ COMMANDS = {
     "check-comm": "check the communication between the ranks, and measure its speed",
     "acceptance": "run each kind of job once on the cluster, to test that it works",
     "runs": "list the runs and their states, or show all about one",
+    "costs": "add up the hours and the energy of runs",
     "prune": "remove checkpoints of finished runs, to free space",
     "profile": "show where the time of profiled steps went",
     "report": "write a page about runs that you can read and send, or a picture of their curves",

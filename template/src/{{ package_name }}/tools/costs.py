@@ -1,23 +1,32 @@
-"""The costs of runs: a table of sums, and a CSV file for spreadsheets with a row for each run."""
+"""Adds up the costs of runs: `python -m <package> costs [FOLDER...] [--csv FILE]`.
+
+It prints a table of sums, and writes a CSV file for spreadsheets with a row for each run.
+"""
 
 import csv
+import dataclasses
 import io
 import math
 import re
 import shutil
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import tyro
+
+from ..engine.config import read_flags
 from ..engine.errors import UsageError, printable
 from ..engine.filesystem import in_range
 from ..engine.ranks import slurm_commands as slurm
 from ..plugins.usage.costs import Usage, read
-from .text import as_text, local_time
+from . import program
+from .survey import Run, read_settings, recent, results
+from .text import aligned, as_text, local_time, write
 
 SKEW = 5  # seconds that a node's clock may be behind the clock of Slurm's controller
 COLUMNS = ("attempts", "measured", "wall_hours", "GPU_hours", "CPU_hours", "node_kWh", "GPU_kWh")
@@ -25,7 +34,35 @@ COLUMNS = ("attempts", "measured", "wall_hours", "GPU_hours", "CPU_hours", "node
 FORMULA = re.compile("(^|;)(?=\\s*[=+@\uff1d\uff0b\uff20\uff0d-])")
 
 
-@dataclass
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """Add up what runs cost, for each experiment, week and user."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """folders of runs, of experiments or of all experiments; default: run_root of the settings"""
+    hours: float = math.inf
+    """only runs that wrote something in the last HOURS hours"""
+    csv: Path | None = None
+    """CSV file to write with a row for each run: status, costs, settings"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the sums; return 0.
+
+    Raises:
+        UsageError: a folder does not exist, or the file can't be written.
+    """
+    flags = read_flags(Flags, argv, program("costs"))
+    folders, runs = recent(flags.folders, flags.hours, time.time())
+    found = attempts({run.folder: run.state["updated"] for run in runs})
+    lines = aligned(table(found)) if runs else [f"no runs in {', '.join(map(str, folders))}"]
+    print("\n".join(lines))
+    if flags.csv:
+        write(flags.csv, as_csv(found, runs))
+    return 0
+
+
+@dataclasses.dataclass
 class Attempt:
     """The costs of an attempt of a run.
 
@@ -124,21 +161,18 @@ def table(found: Sequence[Attempt]) -> list[Sequence[str]]:
     return [*rows, ("of attempts", "", "", *(str(count or "") for count in known))]
 
 
-def as_csv(
-    found: Sequence[Attempt], facts: Sequence[dict[str, Any]], settings: Sequence[dict[str, Any]]
-) -> str:
+def as_csv(found: Sequence[Attempt], runs: Sequence[Run]) -> str:
     """Return CSV with a row for each run. No cell is a formula.
 
     Args:
         found: attempts of the runs, in the order of the runs.
-        facts: facts of each run, as in the file of `runs --json`.
-        settings: settings of each run, by name.
+        runs: the runs.
     """
     rows = []
-    of_runs = groupby(found, lambda each: each.run)
-    for fact, given, (run, group) in zip(facts, settings, of_runs, strict=True):
-        mine = list(group)
-        row = {"folder": run, "user": mine[0].user, **fact, **_sums(mine)}
+    for run, (_, group) in zip(runs, groupby(found, lambda each: each.run), strict=True):
+        mine, facts, given = list(group), run.facts, read_settings(run.folder)
+        row = {"folder": facts["folder"], "user": mine[0].user, **facts}
+        row |= results(run.folder) | _sums(mine)
         row |= {name: local_time(row[name]) for name in ("started", "updated") if name in row}
         row["command"] = f"train {row.pop('flags')}"  # flags alone would look like a formula
         row |= {f"settings.{name}": value for name, value in given.items()}

@@ -9,17 +9,15 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from ..engine.config import read_flags
-from ..engine.errors import UsageError, printable
-from ..settings import Settings
-from . import optional, program
+from ..engine.errors import printable
+from . import program
 from .facts import about, differences, screen
-from .survey import Run, find_runs, read_settings, results, survey
-from .text import aligned, duration, local_time
+from .survey import Run, recent
+from .text import aligned, duration, local_time, write
 
 TROUBLE = ("failed", "stuck", "lost")
 
@@ -36,12 +34,8 @@ class Flags:
     """show only runs that wrote something in the last HOURS hours"""
     fail: bool = False
     """exit with code 1 if one of the runs failed, is stuck or is lost"""
-    usage: bool = False
-    """show the costs of the runs instead: sums for each experiment, week and user"""
     json: Path | None = None
     """file to write with the status of the runs as JSON"""
-    csv: Path | None = None
-    """CSV file to write with a row for each run: status, costs, settings"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,32 +45,12 @@ def main(argv: Sequence[str]) -> int:
         UsageError: a folder does not exist.
     """
     flags = read_flags(Flags, argv, program("runs"))
-    folders = flags.folders or (Path(Settings.parse([], prog="runs").run_root),)
     now = time.time()
-    runs = survey(find_runs(folders), now)
-    runs = [run for run in runs if now - run.state["updated"] <= 3600 * flags.hours]
-    updated = {run.folder: run.state["updated"] for run in runs}
-    costs: Any = optional("tools.costs")
-    if (flags.usage or flags.csv) and not costs:
-        raise UsageError(
-            "this project does not measure what runs cost: add usage to the tools in "
-            ".copier-answers.yml with make update ARGS=\"--data 'tools=[..., usage]'\""
-        )
-    spent = costs.attempts(updated) if flags.usage or flags.csv else []
-    if not runs:
-        print(f"no runs in {', '.join(map(str, folders))}")
-    elif flags.usage:
-        print("\n".join(aligned(costs.table(spent))))
-    else:
-        print("\n".join(_shown(folders, runs, now)))
-    facts = [{**run.state, **vars(run), "folder": str(run.folder)} for run in runs]
-    facts = [{name: each[name] for name in each if name != "state"} for each in facts]
+    folders, runs = recent(flags.folders, flags.hours, now)
+    lines = _shown(folders, runs, now) if runs else [f"no runs in {', '.join(map(str, folders))}"]
+    print("\n".join(lines))
     if flags.json:
-        _write(flags.json, f"{json.dumps(facts, indent=2)}\n")
-    if flags.csv:
-        settings = [read_settings(run.folder) for run in runs]
-        facts = [fact | results(run.folder) for fact, run in zip(facts, runs, strict=True)]
-        _write(flags.csv, costs.as_csv(spent, facts, settings))
+        write(flags.json, f"{json.dumps([run.facts for run in runs], indent=2)}\n")
     return 1 if flags.fail and any(run.status in TROUBLE for run in runs) else 0
 
 
@@ -87,13 +61,6 @@ def _shown(folders: Sequence[Path], runs: Sequence[Run], now: float) -> list[str
     if len(runs) == 1:
         return screen(about(runs[0]))
     return [table(runs, now), *(["", *differences(*folders)] if len(folders) == 2 else [])]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"can't write {path}: {error.strerror}") from None
 
 
 def table(runs: Sequence[Run], now: float) -> str:

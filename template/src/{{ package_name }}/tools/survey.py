@@ -19,6 +19,7 @@ from ..engine.errors import UsageError, printable
 from ..engine.filesystem import read_object
 from ..engine.ranks import slurm_commands as slurm
 from ..engine.run.status import KINDS
+from ..settings import Settings
 from .text import duration
 
 # Files that only a run folder has.
@@ -53,6 +54,28 @@ class Run:
     note: str
     commit: str
     flags: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What status.json says, with the fields above in its place."""
+        facts = {**self.state, **vars(self), "folder": str(self.folder)}
+        return {name: value for name, value in facts.items() if name != "state"}
+
+
+def recent(folders: Sequence[Path], hours: float, now: float) -> tuple[Sequence[Path], list[Run]]:
+    """Return the folders, by default the run_root of the settings, and their runs, newest first.
+
+    Args:
+        folders: of runs, of experiments or of all experiments.
+        hours: runs that wrote nothing in this time are left out.
+        now: in seconds since 1970.
+
+    Raises:
+        UsageError: a folder does not exist.
+    """
+    folders = folders or (Path(Settings.parse([], prog="runs").run_root),)
+    runs = survey(find_runs(folders), now)
+    return folders, [run for run in runs if now - run.state["updated"] <= 3600 * hours]
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:

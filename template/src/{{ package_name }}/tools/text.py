@@ -1,11 +1,12 @@
-"""Formats columns, values, times and durations as text."""
+"""Formats columns, values, times and durations as text, and writes text to files of the user."""
 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
-from ..engine.errors import printable, without_secrets
+from ..engine.errors import UsageError, printable, without_secrets
 
 
 def aligned(rows: Sequence[Sequence[str]], widest: int | None = None) -> list[str]:
@@ -39,3 +40,11 @@ def short(value: object, most: int = 300) -> str:
     """Return a value as text without secrets. A long text is cut in its middle."""
     text = without_secrets(as_text(value))
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that a flag names; raise UsageError if this fails."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}") from None
