@@ -17,7 +17,6 @@ It imports none of your files.
     config.py       the settings that every training has
     checks.py       checks of model.py, data.py and the ranks
     torchrun.py     starts torchrun with the signals and exit codes that a job needs
-    torch_private.py  all uses of private PyTorch functions, which a new version may change
     errors.py       error messages of one line
     filesystem.py   safe reads and writes of files
     nested.py       batches of nested tuples, lists and dictionaries

@@ -88,6 +88,33 @@ def _meet_timeout() -> int:
     return Settings.meet_timeout
 
 
+def note_exit_codes(seconds: int) -> set[int]:
+    """Let torchrun wait longer for ranks that save after a signal, and note their exit codes.
+
+    Args:
+        seconds: the time between a signal and SIGKILL for the ranks; torchrun's default is 30.
+
+    Returns:
+        A set, to which the exit codes of the ranks are added after torchrun has ended them. If a
+        signal killed a rank, its code is negative.
+    """
+    # The import takes a second.
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    codes: set[int] = set()
+    close = PContext.close
+
+    def close_and_note(
+        context: PContext, death_sig: signal.Signals | None = None, timeout: int = 30
+    ) -> None:
+        close(context, death_sig, max(timeout, seconds))
+        handlers = getattr(context, "subprocess_handlers", {})
+        codes.update(handler.proc.returncode for handler in handlers.values())
+
+    PContext.close = close_and_note  # type: ignore[method-assign,assignment]
+    return codes
+
+
 def run() -> None:
     """Run torchrun with this process's arguments."""
     if hasattr(signal, "SIGUSR2"):  # not on Windows
@@ -115,8 +142,6 @@ def run() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main
-
-    from .torch_private import note_exit_codes
 
     codes = note_exit_codes(SAVING_SECONDS)
     try:

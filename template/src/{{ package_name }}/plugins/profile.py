@@ -81,8 +81,6 @@ class Plugin:
             return
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-        from ..engine import torch_private
-
         done = training.position.step
         self.steps = steps = self.steps[max(done + 1 - self.steps.start, 0) :]
 
@@ -92,7 +90,7 @@ class Plugin:
             return ProfilerAction.RECORD if step + 1 in steps else ProfilerAction.RECORD_AND_SAVE
 
         cpu, kind = ProfilerActivity.CPU, self.world.device.type.upper()
-        self.memory = torch_private if kind == "CUDA" else None
+        self.has_memory = kind == "CUDA"
         self.profile = profile(
             activities={cpu, getattr(ProfilerActivity, kind, cpu)},
             schedule=lambda step: action(step or done),  # PyTorch asks for step 0 first
@@ -110,8 +108,8 @@ class Plugin:
             self._stop()  # only the test set is left
             return nullcontext()
         if name == "data" and self.profile.step_num <= self.training.position.step:
-            if self.memory and self.profile.step_num + 1 in self.steps[:1]:
-                self.memory.record_memory()
+            if self.has_memory and self.profile.step_num + 1 in self.steps[:1]:
+                record_memory()
             self.profile.step()
         return record_function(name)
 
@@ -161,7 +159,22 @@ class Plugin:
             Path(run, "profile").mkdir(exist_ok=True)
             Path(f"{path}.txt").write_text(table, encoding="utf-8")
             profile.export_chrome_trace(f"{path}.pt.trace.json.gz")
-            if self.memory:
-                self.memory.save_memory(f"{path}.memory.pickle")
+            if self.has_memory:
+                save_memory(f"{path}.memory.pickle")
         except (OSError, RuntimeError) as error:
             log.error("can't write the profile to %s (%s); training goes on", run, error)
+
+
+def record_memory() -> None:
+    """Record the newest memory allocations on the GPU, with the Python lines that made them."""
+    from torch.cuda import memory
+
+    memory._record_memory_history(max_entries=100_000, stacks="python")  # an entry has some KB
+
+
+def save_memory(path: str) -> None:
+    """Write the recorded allocations for pytorch.org/memory_viz, and end the recording."""
+    from torch.cuda import memory
+
+    memory._dump_snapshot(path)
+    memory._record_memory_history(enabled=None)

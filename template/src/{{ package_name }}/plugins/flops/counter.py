@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ...engine.run.record import RECORDER
-from ...engine.torch_private import TorchDispatchMode
 
 NAMESPACES = ("aten", "prim", "profiler", "c10d", "fsdp")  # of PyTorch's own operations
 OPTIMIZER, CHECKPOINT = getfile(torch.optim.Optimizer), getfile(checkpoint)
