@@ -129,7 +129,7 @@ def test_each_kind_of_change_arrives(tmp_path: Path) -> None:
 
 
 def test_a_renamed_question_or_choice_reads_the_old_answer(tmp_path: Path) -> None:
-    """By its default, as docs/architecture.md says."""
+    """By its default, as docs/extending.md says."""
     template = copy_template(tmp_path / "template")
     questions = template / "copier.yml"
     present = questions.read_text()
