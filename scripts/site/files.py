@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import copier
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -26,7 +27,7 @@ SHOWN = (
 )
 NOTE = """
 > In a project, this page depends on your answers. You see here the page of a project called `demo`,
-> with all launch modes, srun and venv, and the default answers to all other questions.
+> with all launch modes and tools, srun and venv, and the default answers to all other questions.
 """
 
 
@@ -44,7 +45,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     ]
     theme = [file for file in files if file.src_dir != config.docs_dir]
     with tempfile.TemporaryDirectory() as folder:
-        answers = {"package_name": "demo"}
+        questions = yaml.safe_load((ROOT / "copier.yml").read_text("utf-8"))
+        tools = list(questions["tools"]["choices"].values())
+        answers = {"package_name": "demo", "tools": tools}
         copier.run_copy(str(ROOT), folder, answers, vcs_ref="HEAD", defaults=True, quiet=True)
         rendered = []
         for path in sorted(Path(folder).glob("docs/*.*")):

@@ -103,7 +103,8 @@ def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
             cwd=tmp_path,
         )
         login = [*cluster.enter, f"--wd={tmp_path}", "--", "bash", "-lc"]
-        command = [*login, f"{use} && {copier} copy $SLURM_DDP_TEMPLATE demo"]
+        tools = "--data 'tools=[doctor, check_comm, acceptance]'"
+        command = [*login, f"{use} && {copier} copy {tools} $SLURM_DDP_TEMPLATE demo"]
         terminal = pexpect.spawn(
             command[0], command[1:], env=cluster.environment, timeout=60, encoding="utf-8"
         )

@@ -14,10 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 from histories import commit, contents, git, make_update, render, replace
-from renderer import TEMPLATE, copy_template
+from renderer import TEMPLATE, TOOLS, copy_template
 
 TAGS = git(TEMPLATE, "tag", "--merged", "HEAD", "--sort=-version:refname").split()
-ANSWERS = {"package_name": "demo", "ci": "gitlab", "time_limit": "02:00:00"}
+ANSWERS = {
+    "package_name": "demo",
+    "ci": "gitlab",
+    "time_limit": "02:00:00",
+    "tools": [*TOOLS],
+}
 CHANGED = {"trackers": ["tensorboard", "mlflow"], "tools": ["report"], "launcher": "torchrun"}
 # Copier's own, what the test itself changes, and what is no text.
 UNTOUCHED = (".copier-answers.yml", ".gitignore", "docs/report.png")

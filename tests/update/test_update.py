@@ -19,10 +19,15 @@ import copier
 import pytest
 import yaml
 from histories import IDENTITY, commit, contents, git, render, replace
-from renderer import cached, copy_template
+from renderer import TOOLS, cached, copy_template
 from variants import pairwise_variants
 
-ANSWERS = {"package_name": "demo", "partition": "gpu", "modules": "cuda/12.4"}
+ANSWERS = {
+    "package_name": "demo",
+    "partition": "gpu",
+    "modules": "cuda/12.4",
+    "tools": [*TOOLS],
+}
 # Copier's own record, and a file that is full of lines of the same kind.
 UNTOUCHED = ("{{ _copier_conf.answers_file }}.jinja", "constraints.txt")
 # What is the user's from the first day on.
