@@ -85,7 +85,7 @@ def watched(setting: Setting, *flags: str) -> tuple[Path, dict[str, float]]:
     command = [
         sys.executable,
         "-m",
-        "demo.engine.torchrun",
+        "demo.tools.torchrun",
         *ranks,
         "train",
         f"--run-dir={run_dir}",

@@ -189,7 +189,7 @@ def test_torchrun_gets_the_rendezvous(torchrun: Submission) -> None:
     words = torchrun.noted("srun.args")
     assert "--ntasks-per-node=1" in words and "OMP_NUM_THREADS=4" in torchrun.noted("srun.env")
     expected = (
-        "-m demo.engine.torchrun --nnodes=2 --nproc-per-node=4 --rdzv-id=123456 "
+        "-m demo.tools.torchrun --nnodes=2 --nproc-per-node=4 --rdzv-id=123456 "
         "--rdzv-backend=c10d -m demo train --device cuda --world-size 8 --epochs 3"
     )
     assert words[words.index("-m") :] == expected.split()

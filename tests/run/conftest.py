@@ -232,7 +232,7 @@ def srun(project: Path, run_dir: Path, ranks: int, *flags: str, **env: str) -> J
 def torchrun(project: Path, run_dir: Path, nodes: int, ranks_per_node: int, *flags: str) -> Job:
     """Start `train` through torchrun, once for each node."""
     command = [
-        "demo.engine.torchrun",
+        "demo.tools.torchrun",
         f"--nnodes={nodes}",
         f"--nproc-per-node={ranks_per_node}",
         "--rdzv-id=77",

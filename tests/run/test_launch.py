@@ -70,7 +70,7 @@ def test_torchrun_outlives_a_signal_and_passes_on_the_exit_code(
 
 
 def test_torchrun_binds_ranks_where_the_job_has_gpus(project: Path, tmp_path: Path) -> None:
-    command = ["demo.engine.torchrun", "--help"]
+    command = ["demo.tools.torchrun", "--help"]
     env = {"NUMA_BINDING": "wrong", "SLURM_GPUS_ON_NODE": "2", "PATH": str(tmp_path)}
     job = spawn(project, tmp_path / "run", [command], [env]).wait()
     assert job.codes == [1] and job.log.startswith("error: NUMA_BINDING needs numactl")
@@ -148,7 +148,7 @@ def nodes(
     project: Path, run_dir: Path, *flags: str, come: tuple[int, ...] = (0, 1), **env: str
 ) -> Job:
     """Start torchrun as srun does on two nodes, or on one of them."""
-    command = ["demo.engine.torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    command = ["demo.tools.torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     command += ["-m", "demo", "train", f"--run-dir={run_dir}", *QUICK, *flags]
     shared = {"JOB_NODES": "n1,n2", "SLURM_STEP_NUM_NODES": "2", **env}
     envs = [

@@ -86,7 +86,7 @@ def test_exit_codes_of_ranks_are_noted(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a rank that takes longer to end than torchrun waits for by itself."""
-    from demo.engine.torchrun import note_exit_codes
+    from demo.tools.torchrun import note_exit_codes
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
     from torch.distributed.elastic.multiprocessing.api import PContext
 

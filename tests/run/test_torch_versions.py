@@ -15,7 +15,7 @@ OTHER = os.environ.get("OTHER_PYTHON", "")
 
 def train(python: str, project: Path, run_dir: Path, *flags: str) -> tuple[dict, str]:
     """Train on two ranks with some Python; return the summary, and the version of PyTorch."""
-    command = [python, "-m", "demo.engine.torchrun", "--standalone", "--nproc-per-node=2"]
+    command = [python, "-m", "demo.tools.torchrun", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "demo", "train", f"--run-dir={run_dir}", *QUICK, *flags]
     done = subprocess.run(
         command, cwd=project, env=clean_environment(project), capture_output=True, text=True

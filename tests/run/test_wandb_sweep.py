@@ -102,7 +102,7 @@ def test_all_ranks_get_a_trials_settings_and_a_crash_is_survived(
     swept: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    torchrun = [sys.executable, "-m", "demo.engine.torchrun", "--nnodes=1", "--nproc-per-node=2"]
+    torchrun = [sys.executable, "-m", "demo.tools.torchrun", "--nnodes=1", "--nproc-per-node=2"]
     torchrun += ["--master-port", free_port(), str(tmp_path / "rank.py"), "train"]
     trials = [{"lr": 0.1, "batch_size": 16, "compile": False}, {"lr": 0.3}, {"lr": 0.2}]
     with Server(trials, config(swept)) as server:

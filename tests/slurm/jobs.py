@@ -116,7 +116,7 @@ class Job:
         found = {}
         for process, env, words in self._processes():
             # The launchers of ranks also have the ranks' command in their command lines.
-            starts = "demo.engine.torchrun" in words or "sweep" in words
+            starts = "demo.tools.torchrun" in words or "sweep" in words
             if "demo" in words and "train" in words and not starts:
                 found[int(env.get("RANK", env.get("SLURM_PROCID", -1)))] = process
         return found

@@ -109,7 +109,7 @@ class Submitted:
             words += ["--device", device if gpu else "cpu", "--world-size", str(ranks * nodes)]
         if a["launcher"] == "srun":
             return Expected(ranks * nodes, words)
-        launch = (f"{package}.engine.torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}")
+        launch = (f"{package}.tools.torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}")
         return Expected(nodes, (*launch, *words))
 
 

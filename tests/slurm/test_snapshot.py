@@ -64,7 +64,7 @@ class Edits:
         """Break what a job reads: its code, its settings, and the files of its script's folder."""
         for name, text in {
             "src/demo/model.py": BROKEN,
-            "src/demo/engine/torchrun.py": BROKEN,
+            "src/demo/tools/torchrun.py": BROKEN,
             "configs/train.yaml": "no_setting: 1\n",
             "slurm/common.sh": "",
             "slurm/resume.sh": "exit 99\n",

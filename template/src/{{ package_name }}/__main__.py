@@ -66,7 +66,7 @@ COMMANDS = {
     "doctor": "check what a job needs: software, Slurm, nodes, data",
     "check-comm": "check the communication between the ranks, and measure its speed",
     "acceptance": "run each kind of job once on the cluster, to test that it works",
-    "runs": "list the runs and their states, or show all about one",
+    "runs": "list the runs and their states",
     "costs": "add up the hours and the energy of runs",
     "prune": "remove checkpoints of finished runs, to free space",
     "profile": "show where the time of profiled steps went",

@@ -16,7 +16,6 @@ It imports none of your files.
     inference.py    loads a trained network for predictions
     config.py       the settings that every training has
     checks.py       checks of model.py, data.py and the ranks
-    torchrun.py     starts torchrun with the signals and exit codes that a job needs
     errors.py       error messages of one line
     filesystem.py   safe reads and writes of files
     nested.py       batches of nested tuples, lists and dictionaries

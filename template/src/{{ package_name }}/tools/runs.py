@@ -1,6 +1,7 @@
 """Lists runs with their status: `python -m <package> runs [FOLDER...] [--fail]`.
 
-`runs RUN_DIR` shows all about one run, and `runs RUN_DIR RUN_DIR` also how two runs differ.
+In a project with the tool `report`, `runs RUN_DIR` shows all about one run, and
+`runs RUN_DIR RUN_DIR` also how two runs differ.
 """
 
 import dataclasses
@@ -9,13 +10,13 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import printable
-from . import program
-from .facts import about, differences, screen
+from . import optional, program
 from .survey import Run, recent
 from .text import aligned, duration, local_time, write
 
@@ -29,7 +30,7 @@ class Flags:
 
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
     """folders of runs, of experiments or of all experiments; default: run_root of the settings.
-    For one run folder, show all about the run; for two, show also how they differ"""
+    With the tool report, one run folder shows all about the run, and two also how they differ"""
     hours: float = math.inf
     """show only runs that wrote something in the last HOURS hours"""
     fail: bool = False
@@ -56,11 +57,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _shown(folders: Sequence[Path], runs: Sequence[Run], now: float) -> list[str]:
     """Return all about the run whose folder is given, else a table, and how two runs differ."""
-    if {folder.resolve() for folder in folders} != {run.folder.resolve() for run in runs}:
+    facts: Any = optional("tools.facts")
+    if not facts or {folder.resolve() for folder in folders} != {
+        run.folder.resolve() for run in runs
+    }:
         return [table(runs, now)]
     if len(runs) == 1:
-        return screen(about(runs[0]))
-    return [table(runs, now), *(["", *differences(*folders)] if len(folders) == 2 else [])]
+        return facts.screen(facts.about(runs[0]))
+    more = ["", *facts.differences(*folders)] if len(folders) == 2 else []
+    return [table(runs, now), *more]
 
 
 def table(runs: Sequence[Run], now: float) -> str:

@@ -1,4 +1,4 @@
-"""Runs torchrun: `python -m <package>.engine.torchrun [torchrun's options] -m <package> train`.
+"""Runs torchrun: `python -m <package>.tools.torchrun [torchrun's options] -m <package> train`.
 
 It differs from torchrun in five ways:
 - If srun starts it without `--rdzv-endpoint`, the nodes meet on the first node, at a port that
@@ -25,10 +25,10 @@ from types import FrameType
 
 import psutil
 
-from .config import DEFAULT_CONFIG, Settings, read_yaml
-from .errors import LEFT, LostRankError, UsageError, note_failure
-from .filesystem import full_path
-from .ranks.environment import Ranks, rendezvous_address, srun_step
+from ..engine.config import DEFAULT_CONFIG, Settings, read_yaml
+from ..engine.errors import LEFT, LostRankError, UsageError, note_failure
+from ..engine.filesystem import full_path
+from ..engine.ranks.environment import Ranks, rendezvous_address, srun_step
 
 SAVING_SECONDS = 120
 """seconds that ranks have to save and exit after a signal; torchrun's default is 30"""
@@ -60,7 +60,7 @@ def _meet_nodes() -> object:
         return None
     from datetime import timedelta
 
-    from .ranks.meeting import join_store, meeting, wait_for_all
+    from ..engine.ranks.meeting import join_store, meeting, wait_for_all
 
     seconds = _meet_timeout()
     sys.argv.insert(1, f"--rdzv-conf=join_timeout={seconds},read_timeout={seconds}")
