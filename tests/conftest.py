@@ -3,7 +3,7 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.option.markexpr:
         for target, tests in sorted(config.stash[LEFT_OUT].items()):
             terminalreporter.write_line(f"left out: {tests} tests that `make {target}` runs")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _types_are_read_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let mypy keep what it knows of torch and the like, for all projects of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MYPY_CACHE_DIR", str(tmp_path_factory.mktemp("mypy")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -125,7 +125,8 @@ class Renderer:
         """
         if unknown := set(answers) - set(QUESTIONS):
             raise KeyError(f"no such question: {sorted(unknown)}")
-        no_git = mock.patch.object(copier._main, "is_git_available", lambda: False)
+        # The template is a plain folder. To learn that, Copier would make a repository.
+        no_git = mock.patch.object(copier._template, "is_git_available", lambda: False)
         with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, cached(), no_git:
             project = Path(scratch) / "project"
             copier.run_copy(
@@ -168,8 +169,12 @@ def _load_once(path: Path, quiet: bool = False) -> dict[str, Any]:
 
 
 def _render_names_once(self: copier._main.Worker) -> None:
-    """Render the files; render each folder name, with which many paths begin, only once."""
+    """Render the files; render each folder name, with which many paths begin, only once.
+
+    The answers, which Copier would gather again for each file, no longer change.
+    """
     known: dict[str, str] = {}
+    context = self._render_context()
 
     def render(self: copier._main.Worker, text: str, extra_context: Any = None) -> str:  # noqa: ANN401
         if "{" not in text:
@@ -181,14 +186,19 @@ def _render_names_once(self: copier._main.Worker) -> None:
     with (
         mock.patch.object(copier._main.Worker, "_render_string", render),
         mock.patch.object(copier._main.Worker, "answers_relpath", self.answers_relpath),
+        mock.patch.object(copier._main.Worker, "_render_context", lambda _: dict(context)),
     ):
         _render_template(self)
 
 
 @contextmanager
 def cached() -> Iterator[None]:
-    """Let Copier compile, render and read only what has changed."""
+    """Let Copier compile, render and read only what has changed.
+
+    It asks git about the mode of each file, which matters only where git does not see modes.
+    """
     with (
+        mock.patch.object(copier._main, "is_git_available", lambda: False),
         mock.patch.object(jinja2.Environment, "compile", _compile_once),
         mock.patch.object(copier._main.Worker, "_render_template", _render_names_once),
         mock.patch.object(copier._template, "load_template_config", _load_once),

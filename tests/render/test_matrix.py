@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from classes import Classes, shared
+from classes import Classes, shared, unnamed
 from renderer import QUESTIONNAIRE, TEMPLATE, Renderer, tomllib
 from variants import (
     MATRICES,
@@ -29,8 +29,12 @@ LONGEST_README, SHORTEST_PAGE = 200, 30
 # GitHub's, Apptainer's, and the shell's ${A:-${B}}.
 OWN_BRACES = re.compile(r"\$\{\{ [\w. |]+ \}\}|\{\{ [A-Z_]+ \}\}|\$\{\w+:-\$\{[^{}]+\}\}")
 
+CODE = (".sbatch", ".sh", ".py")
+# Lines of a script that shellcheck does not read; `#SBATCH` begins one, too.
+COMMENT = re.compile(r"^ *#(?!!| shellcheck ).*\n", re.MULTILINE)
+
 CONTENT: dict[Tree, str] = {}  # a digest of the files of each tree, with other names left out
-LINTED: set[str] = set()  # digests of the files that an earlier test of this process has checked
+LINTED: set[str] = set()  # the code that an earlier test of this process has checked
 COUNTS = {
     "launch": 7 * 2 * (2 * 3 + 1),
     "tracking": 2 * (1 + 4 * 2 + 6 * 4 + 4 * 5 + 6 + 2 * 16),
@@ -45,14 +49,14 @@ def test_every_question_has_samples() -> None:
 def test_variants(classes: Classes, tool: dict[str, str], tmp_path: Path, matrix: str) -> None:
     distinct: dict[str, tuple[str, str, dict[str, str]]] = {}
     count = 0
-    for answers, files in ((v.answers, v.files) for v in classes.variants if v.matrix == matrix):
-        check(answers, files)
-        for path, text in files.items():
-            digest = hashlib.sha256(text.encode()).hexdigest()
-            if digest not in LINTED:
-                distinct.setdefault(digest, (path, text, shared(files)))
+    for variant in (each for each in classes.variants if each.matrix == matrix):
+        check(variant.answers, variant.files)
+        for path, text in variant.files.items():
+            if path.endswith(CODE):
+                code = linted(path, text, variant.package)
+                distinct.setdefault(code, (path, text, shared(variant.files)))
         count += 1
-    lint(distinct.values(), tool, tmp_path)
+    lint([each for code, each in distinct.items() if code not in LINTED], tool, tmp_path)
     LINTED.update(distinct)
     assert count == COUNTS.get(matrix, count)
 
@@ -79,6 +83,11 @@ def test_every_file_of_the_template_is_in_some_project(classes: Classes) -> None
         if path.is_file() and not {"__pycache__", ".ruff_cache"} & {*path.parts}:
             named = path.name.removesuffix(".jinja")
             assert named in names or "answers_file" in named, path
+
+
+def linted(path: str, text: str, package: str) -> str:
+    """Return what decides about the findings of linters in a file."""
+    return text if path.endswith(".py") else COMMENT.sub("", unnamed(text, package))
 
 
 @cache
@@ -146,16 +155,13 @@ def lint(
     """
     scripts, modules = [], []
     for number, (path, text, sourced) in enumerate(files):
-        kind = {".sbatch": scripts, ".sh": scripts, ".py": modules}.get(Path(path).suffix)
-        if kind is None:
-            continue
         target = folder / f"{number}" / path
         target.parent.mkdir(parents=True)
         target.write_text(text)
         if path.startswith("slurm/"):
             for name, content in sourced.items():
                 (folder / f"{number}" / name).write_text(content)
-        kind.append(str(target))
+        (modules if path.endswith(".py") else scripts).append(str(target))
     for script in scripts:
         subprocess.run(["bash", "-n", script], check=True)
     roots = ("--source-path=SCRIPTDIR/..", "--source-path=SCRIPTDIR/../..")

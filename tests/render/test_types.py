@@ -23,18 +23,12 @@ PROJECTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the checker knows of torch and the like, for all projects."""
-    return tmp_path_factory.mktemp("mypy")
-
-
-def check(project: Path, cache: Path) -> None:
+def check(project: Path) -> None:
     """Run the checker in a project."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy"],
         cwd=project,
-        env={**os.environ, "PYTHONPATH": "", "MYPY_CACHE_DIR": str(cache)},
+        env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
     )
@@ -42,9 +36,9 @@ def check(project: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("answers", PROJECTS, ids=["digits", "text", "table", "images"])
-def test_types_fit(answers: dict, cache: Path, tmp_path: Path) -> None:
+def test_types_fit(answers: dict, tmp_path: Path) -> None:
     """With the hook of docs/hooks.md in model.py."""
-    check(pages.put_hook(render_project(tmp_path / "demo", **answers)), cache)
+    check(pages.put_hook(render_project(tmp_path / "demo", **answers)))
 
 
 OWN_MODEL = """\
@@ -73,10 +67,9 @@ class Model(Learner):
 OWN_MODEL += f"\nLONG = [{'1, ' * 99}]\n"
 
 
-def test_own_files_have_their_own_style(cache: Path, tmp_path: Path) -> None:
+def test_own_files_have_their_own_style(tmp_path: Path) -> None:
     """`make lint` looks there for errors and unused names, and is strict about the rest."""
     project = render_project(tmp_path / "demo")
-    env = {**os.environ, "MYPY_CACHE_DIR": str(cache)}
     recipe = subprocess.check_output(
         ["make", "--dry-run", "lint", f"PYTHON={sys.executable}"], cwd=project, text=True
     )
@@ -85,9 +78,7 @@ def test_own_files_have_their_own_style(cache: Path, tmp_path: Path) -> None:
     def findings(*, types: bool = False) -> str:
         wanted = [each for each in commands if types or "mypy" not in each]
         return "".join(
-            subprocess.run(
-                each.split(), cwd=project, env=env, stdout=subprocess.PIPE, text=True
-            ).stdout
+            subprocess.run(each.split(), cwd=project, stdout=subprocess.PIPE, text=True).stdout
             for each in wanted
         )
 
@@ -104,5 +95,5 @@ def test_own_files_have_their_own_style(cache: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", pages.EXAMPLES)
-def test_types_of_own_models_fit(title: str, cache: Path, tmp_path: Path) -> None:
-    check(pages.put_example(render_project(tmp_path / "demo"), title), cache)
+def test_types_of_own_models_fit(title: str, tmp_path: Path) -> None:
+    check(pages.put_example(render_project(tmp_path / "demo"), title))

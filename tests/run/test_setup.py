@@ -48,6 +48,7 @@ def shell(folder: Path) -> dict[str, str]:
     marks["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as in a notebook
     env = {**clean_environment(folder), **marks, "PIP_USER": "1", "PATH": TOOLS}
     env["UV_SYSTEM_CERTS"] = "1"  # this machine's own, as pip takes them
+    env["PIP_COMPILE"] = "0"  # Python compiles the modules that it imports
     for name in ("MAKEFLAGS", "MAKELEVEL", "OMP_NUM_THREADS", "TORCH"):
         env.pop(name, None)
     return env
