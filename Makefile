@@ -52,6 +52,10 @@ test-torch: .venv/ready ## run the tests of training with another PyTorch (gigab
 	$(MAKE) torch-tests VENV=.torch/$(TORCH_VERSION) OTHER_PYTHON=$(CURDIR)/$(PYTHON) \
 		TORCH='$(or $(torch-$(TORCH_VERSION)),torch==$(TORCH_VERSION))'
 
+test-gpu: $(VENV)/ready ## train on the GPUs of this machine, and measure it: at most ten minutes; writes gpu.json
+	$(PYTHON) -m pytest tests/gpu --record gpu.json $(PYTEST_ARGS)
+	$(PYTHON) -m benchmarks steps checkpoints accuracy --repeats 3 --name gpu
+
 torch-tests: $(VENV)/ready
 	$(PYTEST) $(TORCH_TESTS) -m 'not slow' $(PYTEST_ARGS)
 
