@@ -12,7 +12,8 @@ from torch.utils.data import Dataset
 
 from .checks import check_weight
 from .config import Settings
-from .data.batches import derive, evaluation_batches, seed_generators
+from .data.batches import evaluation_batches
+from .data.seeds import derive, seed_generators
 from .errors import UsageError
 from .inference import Trained
 from .nested import to_cpu, to_device

@@ -17,7 +17,7 @@ from .checks import (
     rehearsed,
 )
 from .config import Settings
-from .data.batches import derive, seed_generators
+from .data.seeds import derive, seed_generators
 from .data.steps import StepLoader
 from .epochs import Epoch, Step
 from .errors import UsageError

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from torch.utils.data import Dataset
 
 from ..engine.config import read_flags
-from ..engine.data.batches import derive, evaluation_batches, seed_generators
+from ..engine.data.batches import evaluation_batches
+from ..engine.data.seeds import derive, seed_generators
 from ..engine.errors import UsageError
 from ..engine.filesystem import write_atomically
 from ..engine.inference import Trained, described

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UsageError
-from .batches import derive, seed_generators
+from .seeds import derive, seed_generators
 
 SKIPPED = object()
 """Stands for a sample that a resumed run has used before its stop."""

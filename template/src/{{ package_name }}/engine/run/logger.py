@@ -23,7 +23,6 @@ from .description import describe_run
 from .folder import keep_code, keep_earlier
 from .logging_setup import log_to_file, read_log
 from .media import as_csv, pixels
-from .messages import log_step
 from .meters import JsonLines
 from .status import Status, StatusFile
 
@@ -140,7 +139,8 @@ class RunLogger:
             self.lines.write(self.step, now, values)
             self.trackers.call("log_metrics", values, self.step, now)
             with tqdm.external_write_mode():
-                log_step(self.step, values)
+                shown = (x for x in values.items() if not x[0].startswith("system/"))
+                log.info("step %d  %s", self.step, "  ".join(f"{k} {v:.5g}" for k, v in shown))
 
     def log_image(self, name: str, image: "Figure | Tensor") -> None:
         """Write a picture to figures/ as PNG, and send it to the trackers.

@@ -1,4 +1,4 @@
-"""The log lines at the start, at a resume and at a step. logging_setup.py sets their prefix."""
+"""The log lines at the start and at a resume. logging_setup.py sets their prefix."""
 
 import logging
 from collections.abc import Mapping
@@ -66,9 +66,3 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
                 # If a finished run is made longer, its learning rate, which has fallen, rises.
                 effect = ": the schedule spans the new length, so the learning rate may go up again"
             log.warning("%s was %s at the checkpoint, now %s%s", name, was, value, effect)
-
-
-def log_step(step: int, values: Mapping[str, float]) -> None:
-    """Log the metrics of a step, without those of the machine (`system/...`)."""
-    shown = (f"{k} {v:.5g}" for k, v in values.items() if not k.startswith("system/"))
-    log.info("step %d  %s", step, "  ".join(shown))
