@@ -30,8 +30,8 @@ from .errors import UsageError
 from .filesystem import remove, write_atomically
 from .networks import Networks
 from .position import Position
-from .ranks.dtensor import is_dtensor, local_part
-from .ranks.strategy import MESH_NAMES, parameter_norm
+from .ranks.dtensor import is_dtensor
+from .ranks.strategy import parameter_norm
 from .ranks.world import World
 from .run.clock import CLOCK
 from .run.messages import log_resume
@@ -76,6 +76,7 @@ class Checkpointing:
         self.readable = False  # whether a state was found to be readable, before the first save
         self._resume()
 
+    @CLOCK.during("checkpoints")
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
         """Copy the state to CPU memory and start to write it; every rank calls this.
 
@@ -90,10 +91,6 @@ class Checkpointing:
         Raises:
             UsageError: on every rank, if a parameter is not finite: the training has diverged.
         """
-        with CLOCK.during("checkpoints"):
-            self._save(line_count, before, best)
-
-    def _save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
         norm = parameter_norm(self.networks.modules.values()).item()
         self.check_finite("the norm of all parameters is", norm)
         state: dict[str, Any] = {
@@ -149,8 +146,12 @@ class Checkpointing:
                 done.synchronize()
             path = self.checkpoints.path(step)
             folder = path.with_suffix(".shards.tmp")
+            digests: list[str] = []
             try:
-                digests = self._write_shards(folder, parts, group) if group else []
+                if group:
+                    from . import shards
+
+                    digests = shards.write(folder, parts, group)
                 before()
                 if self.world.is_main:
                     self.checkpoints.write(state, step, best, digests)
@@ -179,8 +180,7 @@ class Checkpointing:
         """Wait for the last checkpoint, also after an error, and end the background thread."""
         self.wait()
         self.thread.shutdown()
-        for name in ("mesh", "group"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("group", None)
 
     def check_finite(self, what: str, value: float) -> None:
         """Raise UsageError if a value, which is the same on every rank, is not finite."""
@@ -200,31 +200,14 @@ class Checkpointing:
                 f"make room for {self.checkpoints.folder}, and run the same command again"
             )
 
-    def _copied(self, key_path: tuple, tensor: Any) -> Tensor:  # noqa: ANN401 - or a DTensor
+    def _copied(self, key_path: tuple, tensor: Tensor) -> Tensor:
         """Return a copy on the CPU, which reuses the memory of the previous copy."""
-        part, copy = local_part(tensor), self.copies.get(key_path)
-        if copy is None or copy.shape != part.shape or copy.dtype != part.dtype:
-            copy = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda)
+        copy = self.copies.get(key_path)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+            # Of a DTensor, this is a DTensor whose part is on the CPU.
+            copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
             self.copies[key_path] = copy
-        copy.copy_(part, non_blocking=part.is_cuda)
-        if not is_dtensor(tensor):
-            return copy
-        from torch.distributed.tensor import DTensor
-
-        size = {"shape": tensor.shape, "stride": tensor.stride()}
-        return DTensor.from_local(copy, self.mesh, tensor.placements, run_check=False, **size)
-
-    @cached_property
-    def mesh(self) -> Any:  # noqa: ANN401 - a DeviceMesh, whose import takes a second
-        """A mesh of CPUs with the same dimensions as FSDP's mesh, for copies of DTensors.
-
-        Nothing is sent through it.
-        """
-        from torch.distributed.device_mesh import DeviceMesh
-
-        mesh = self.world.mesh
-        names, groups = MESH_NAMES[-mesh.ndim :], mesh.get_all_groups()
-        return DeviceMesh.from_group(groups, "cpu", mesh.mesh, mesh_dim_names=names)
+        return copy.copy_(tensor, non_blocking=tensor.is_cuda)
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
@@ -232,19 +215,6 @@ class Checkpointing:
         timeout = timedelta(seconds=self.settings.timeout)
         made: Any = dist.new_group(backend="gloo", timeout=timeout)
         return made
-
-    def _write_shards(
-        self, folder: Path, parts: dict[str, Tensor], group: dist.ProcessGroup
-    ) -> list[str]:
-        """Write this rank's parts; return the lines of the digest file for all ranks' parts."""
-        from . import shards
-
-        if self.world.is_main:
-            # A killed process may have left this folder. Other ranks can't be writing to it yet:
-            # they wait for a plan from rank 0.
-            remove(folder)
-        digests = shards.write(folder, parts, group)
-        return [f"{digest}  {folder.stem}/{name}" for name, digest in digests.items()]
 
     def _resume(self) -> None:
         """Load the checkpoint that rank 0 finds, if there is one, on every rank."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 
-from .filesystem import HashedFile, check_archive, open_regular, read_bytes
+from .filesystem import HashedFile, check_archive, open_regular, read_bytes, remove
 from .ranks.dtensor import is_dtensor
 
 CLASSES = {
@@ -63,20 +63,24 @@ KNOWN: dict[tuple[str, str], Any] = {
 """The other names that `.metadata` may have, and the objects that are used for them."""
 
 
-def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, str]:
+def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
     """Write sharded tensors; every rank calls this, with the same names.
 
     Args:
-        folder: a new folder.
+        folder: the new folder, whose name ends in .tmp until all of its files are written.
         parts: DTensors by name.
         group: the process group of the ranks.
 
     Returns:
-        The SHA-256 digests of all ranks' files by file name, as hex.
+        The lines of a digest file for all ranks' files.
 
     Raises:
         OSError: on every rank, if one of them could not write.
     """
+    if group.rank() == 0:
+        # A killed process may have left this folder. Other ranks can't be writing to it yet: they
+        # wait for a plan from rank 0.
+        remove(folder)
     writer, files = dcp.FileSystemWriter(folder), _Files(folder)
     writer.fs = files
     try:
@@ -84,9 +88,10 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -
     except CheckpointException as error:
         rank, (first, _) = next(iter(error.failures.items()))
         raise OSError(f"rank {rank}: {first}") from None
-    of_ranks: list[dict[str, str]] = [{}] * group.size()
-    dist.all_gather_object(of_ranks, files.digests, group)
-    return {name: digest for each in of_ranks for name, digest in each.items()}
+    lines = [f"{digest}  {folder.stem}/{name}" for name, digest in files.digests.items()]
+    of_ranks: list[list[str]] = [[]] * group.size()
+    dist.all_gather_object(of_ranks, lines, group)
+    return [line for each in of_ranks for line in each]
 
 
 def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
