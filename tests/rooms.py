@@ -29,12 +29,12 @@ PROJECTS: Mapping[str, Mapping[str, object]] = {
 }
 ROOMS = ("engine/data", "engine/ranks", "engine/run", "engine", "plugins", "tools", "trackers", "")
 CEILINGS = {
-    "engine": 2450,
+    "engine": 2310,
     "engine/data": 340,
-    "engine/ranks": 650,
+    "engine/ranks": 630,
     "engine/run": 930,
     "plugins": 860,
-    "tools": 3800,
+    "tools": 3840,
     "trackers": 900,
     "": 580,
 }

@@ -25,9 +25,8 @@ from types import FrameType
 
 import psutil
 
-from .config import DEFAULT_CONFIG, Settings, read_yaml
+from .config import DEFAULT_CONFIG, Settings, full_path, read_yaml
 from .errors import LEFT, LostRankError, UsageError, note_failure
-from .filesystem import full_path
 from .ranks.environment import Ranks, rendezvous_address, srun_step
 
 SAVING_SECONDS = 120

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import UsageError, printable
-from ..engine.filesystem import in_range
+from ..engine.foreign import in_range
 from ..engine.ranks import slurm_commands as slurm
 from ..plugins.usage.costs import Usage, read
 from .text import as_text, local_time
