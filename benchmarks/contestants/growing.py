@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from demo import model, train
 from demo.engine import shards
-from demo.engine.checkpoint_files import each_leaf
 from demo.engine.data.steps import StepLoader
 from demo.engine.data.stream import ShardStream
 from demo.engine.epochs import Step
+from demo.engine.nested import each_leaf
 from demo.engine.ranks import process_group, strategy
-from demo.engine.ranks.dtensor import is_dtensor
 from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
+from demo.engine.ranks.strategy import is_dtensor
 from demo.engine.ranks.world import World
 from demo.engine.training import Training
 from demo.settings import Settings
@@ -206,11 +206,11 @@ def parts() -> Figures:
         return figures | planning(state, world.size, Path(folder))
 
 
-def write_list(folder: Path, *_: object) -> dict[str, str]:
+def write_list(folder: Path, *_: object) -> list[str]:
     """Write an empty list of shards: the real function would wait for the plans of other ranks."""
     folder.mkdir(parents=True)
     (folder / ".metadata").touch()
-    return {".metadata": "0" * 64}
+    return [f"{'0' * 64}  {folder.stem}/.metadata"]
 
 
 def training() -> Figures:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from demo.engine import shards
-from demo.engine.checkpoint_files import each_leaf, part_name
-from demo.engine.ranks.dtensor import is_dtensor
+from demo.engine.checkpoint_files import part_name
+from demo.engine.nested import each_leaf
+from demo.engine.ranks.strategy import is_dtensor
 from stopwatch import Clock, milliseconds
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import _StorageInfo

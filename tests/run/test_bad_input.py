@@ -334,7 +334,7 @@ def test_the_batch_script_hears_of_a_failure(
 
 def test_files_that_are_nested_too_deeply(project: Path, tmp_path: Path) -> None:
     from demo.engine.errors import UsageError
-    from demo.engine.filesystem import read_lines
+    from demo.engine.foreign import read_lines
     from demo.settings import Settings
     from demo.tools.survey import read_settings
     from demo.trackers.dispatch import known_ids

@@ -287,10 +287,10 @@ def as_weights(run: Path) -> None:
 
 def initialize(source: Path) -> torch.nn.Module:
     """Return a network with the weights of a file, of which it takes those that fit."""
-    from demo.engine import networks
+    from demo.engine import weights
 
     network = torch.nn.Linear(1, 2, bias=False)
-    networks.initialize({"network": network}, str(source), True)
+    weights.initialize({"network": network}, str(source), True)
     return network
 
 
@@ -322,7 +322,7 @@ def as_own(run: Path) -> None:
 
 
 def open_log(run: Path) -> None:
-    from demo.engine.filesystem import open_regular
+    from demo.engine.foreign import open_regular
 
     open_regular(run / "log.txt", "a").close()
 

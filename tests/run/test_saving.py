@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ def saver(project: Path, tmp_path: Path) -> "Checkpointing":
 
     world = World(0, 1, 0, "none", torch.device("cpu"), None, ("here",), None)
     settings = Settings(run_dir=str(tmp_path), timeout=PATIENCE)
-    return Checkpointing(SimpleNamespace(not_initialized=None), None, settings, world, 1)
+    return Checkpointing(SimpleNamespace(layouts=dict), None, settings, world, 1)
 
 
 def held_up(event: threading.Event) -> Callable[[], None]:
@@ -76,7 +76,7 @@ def test_the_end_waits_for_the_checkpoint_after_an_error_too(
 ) -> None:
     disk = threading.Event()
     threading.Timer(0.2, disk.set).start()
-    with pytest.raises(ValueError, match="of the training"), saver:
+    with pytest.raises(ValueError, match="of the training"), closing(saver):
         saver.start_writing({"step": 1}, 1, False, before=held_up(disk))
         raise ValueError("of the training")
     assert written(tmp_path, 1) == {"step": 1}
@@ -161,6 +161,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
         return io.BufferedReader(Failing(path))
 
     monkeypatch.setattr("demo.engine.checkpoint_files.open_regular", opened)
+    monkeypatch.setattr("demo.engine.foreign.open_regular", opened)
 
 
 PARTS = ("networks", "averages", "optimizers", "position", "settings")
@@ -256,12 +257,10 @@ def test_a_checkpoint_without_digests_is_named(saver: "Checkpointing") -> None:
 def test_a_checkpoint_that_one_rank_cannot_load_ends_all(
     saver: "Checkpointing", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demo.engine.checkpoint import Checkpointing
     from demo.engine.errors import UsageError
 
     saver.checkpoints.write(STATE, 1)
-    networks = SimpleNamespace(like=lambda *_: None)
     error = UsageError("of another rank")
     monkeypatch.setattr(type(saver.world), "gather", lambda _, own: [own, error])
     with pytest.raises(UsageError, match="of another rank"):
-        Checkpointing(networks, None, saver.settings, saver.world, 1)
+        saver.resume(saver.checkpoints.path(1))

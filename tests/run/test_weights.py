@@ -187,9 +187,9 @@ class Tied(nn.Module):
 
 
 def initialize(modules: dict[str, nn.Module], path: Path, partial: bool = False) -> None:
-    from demo.engine import networks
+    from demo.engine import weights
 
-    networks.initialize(modules, str(path), partial)
+    weights.initialize(modules, str(path), partial)
 
 
 def check_same(ours: nn.Module, theirs: nn.Module) -> None:
@@ -201,11 +201,11 @@ def check_same(ours: nn.Module, theirs: nn.Module) -> None:
 
 
 def test_tied_weights_are_in_the_file_once_and_come_back(project: Path, tmp_path: Path) -> None:
-    from demo.engine import weights
     from demo.engine.errors import UsageError
+    from demo.tools import export
 
     ours, path = Tied(), tmp_path / "x.safetensors"
-    weights.write(path, {"network": ours.state_dict()}, {"step": "7"})
+    export.write_safetensors(path, {"network": ours.state_dict()}, {"step": "7"})
     assert load_file(path).keys() == {"first.weight", "rest", "part", "none"}
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"last.weight": "first.weight", "step": "7"}
@@ -227,12 +227,12 @@ def test_tied_weights_are_in_the_file_once_and_come_back(project: Path, tmp_path
 def test_several_networks_are_in_a_file(
     project: Path, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    from demo.engine import weights
     from demo.engine.errors import UsageError
+    from demo.tools import export
 
     ours: dict[str, nn.Module] = {names[0]: nn.Linear(2, 3), names[1]: Tied()}
     path = tmp_path / "x.safetensors"
-    weights.write(path, {name: each.state_dict() for name, each in ours.items()}, {})
+    export.write_safetensors(path, {name: each.state_dict() for name, each in ours.items()}, {})
     assert f"{names[0]}.bias" in load_file(path) and "critic.first.weight" in load_file(path)
     fresh: dict[str, nn.Module] = {names[0]: nn.Linear(2, 3), names[1]: Tied()}
     initialize(fresh, path)
@@ -244,7 +244,7 @@ def test_several_networks_are_in_a_file(
 
 
 def test_networks_that_share_a_tensor_come_back(project: Path, tmp_path: Path) -> None:
-    from demo.engine import weights
+    from demo.tools import export
 
     def pair() -> dict[str, nn.Module]:
         first, second = nn.Linear(2, 3), Tied()
@@ -254,7 +254,7 @@ def test_networks_that_share_a_tensor_come_back(project: Path, tmp_path: Path) -
         return {"maker": first, "critic": second}
 
     ours, fresh, path = pair(), pair(), tmp_path / "x.safetensors"
-    weights.write(path, {name: each.state_dict() for name, each in ours.items()}, {})
+    export.write_safetensors(path, {name: each.state_dict() for name, each in ours.items()}, {})
     initialize(fresh, path)
     for name, each in fresh.items():
         check_same(each, ours[name])
@@ -281,24 +281,24 @@ class Extra(nn.Linear):
 def test_what_the_format_lacks_is_named(
     project: Path, tmp_path: Path, value: object, said: str
 ) -> None:
-    from demo.engine import weights
+    from demo.tools import export
 
     path = tmp_path / "x.safetensors"
     path.write_text("stays")
     state: dict[str, Any] = {"w": torch.ones(1), "x": value}
     with pytest.raises(ValueError, match=said):
-        weights.write(path, {"network": state}, {})
+        export.write_safetensors(path, {"network": state}, {})
     with pytest.raises(ValueError, match="another use for the name __metadata__"):
-        weights.write(path, {"network": {"__metadata__": torch.ones(1)}}, {})
+        export.write_safetensors(path, {"network": {"__metadata__": torch.ones(1)}}, {})
     assert path.read_text() == "stays" and len([*tmp_path.iterdir()]) == 1
 
 
 def test_lazy_views_are_written_as_they_read(project: Path, tmp_path: Path) -> None:
-    from demo.engine import weights
+    from demo.tools import export
 
     x = torch.tensor([1 + 2j, 3 - 4j])
     state = {"x": x, "conj": x.conj(), "neg": x.conj().imag}
-    weights.write(tmp_path / "x.safetensors", {"network": state}, {})
+    export.write_safetensors(tmp_path / "x.safetensors", {"network": state}, {})
     for name, tensor in load_file(tmp_path / "x.safetensors").items():
         assert torch.equal(tensor, state.pop(name)), name
     assert not state
@@ -415,7 +415,7 @@ def test_what_holds_no_weights_to_read_is_named(project: Path, tmp_path: Path) -
         (pointer, "it is a pointer of Git LFS"),
         (script, "it is a TorchScript program"),
         (tmp_path / "dcp", "is a folder of torch.distributed.checkpoint: make one file"),
-        (tmp_path / "numbered.pt", "has a network without names"),
+        (tmp_path / "numbered.pt", "nor the state_dict of a network"),
         (tmp_path / "empty.pt", "has a network without names"),
     ):
         with pytest.raises(UsageError, match=said) as raised:

@@ -262,4 +262,4 @@ class Learner:
         The command `predict` writes them. The default is all numbers of the prediction; return
         fewer if there are many.
         """
-        return nested.plain(prediction)
+        return nested.map_tensors(Tensor.tolist, prediction)

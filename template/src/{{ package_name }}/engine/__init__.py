@@ -6,18 +6,17 @@ It imports none of your files.
     updater.py      one update: forward and backward passes, clipping, optimizer steps
     schedule.py     the learning rate
     position.py     how far the training is
-    networks.py     networks, their moving averages and optimizers, by name
-    recompute.py    activation checkpointing
+    networks.py     networks, their moving averages and optimizers, by name; recompute
     checkpoint.py   the contents of a checkpoint; checkpoint_files.py, shards.py: its files
-    weights.py      safetensors files, to exchange weights with other programs
-    foreign.py      finds the weights in files and folders of other programs
+    weights.py      starts networks with weights of other runs and programs
+    foreign.py      safe reads of files that someone else may have made
     evaluate.py     metrics over a dataset, reduced over all ranks
     hooks.py        calls the hooks of plug-ins and of model.py
     inference.py    loads a trained network for predictions
     config.py       the settings that every training has
     checks.py       checks of model.py, data.py and the ranks
     errors.py       error messages of one line
-    filesystem.py   safe reads and writes of files
+    filesystem.py   safe writes of files
     nested.py       batches of nested tuples, lists and dictionaries
     ranks/          how ranks start, meet, communicate and stop; device; DDP and FSDP
     data/           which samples each rank reads; loading workers; seeds

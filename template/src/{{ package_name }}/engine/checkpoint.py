@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .checkpoint_files import (
     Checkpoints,
     check_readable,
     each_leaf,
-    find_start,
+    fitting,
     load,
     part_name,
 )
@@ -30,8 +30,7 @@ from .errors import UsageError
 from .filesystem import remove, write_atomically
 from .networks import Networks
 from .position import Position
-from .ranks.dtensor import is_dtensor, local_part
-from .ranks.strategy import MESH_NAMES, parameter_norm
+from .ranks.strategy import is_dtensor, parameter_norm
 from .ranks.world import World
 from .run.clock import CLOCK
 from .run.messages import log_resume
@@ -73,9 +72,9 @@ class Checkpointing:
         self.line_count: int | None = None
         self.resumed_from: int | None = None
         self.plugins: dict[str, Any] = {}
-        self.readable = False  # whether a state was found to be readable, before the first save
-        self._resume()
+        self.group: Any = None  # a process group that only the background thread uses
 
+    @CLOCK.during("checkpoints")
     def save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
         """Copy the state to CPU memory and start to write it; every rank calls this.
 
@@ -90,10 +89,6 @@ class Checkpointing:
         Raises:
             UsageError: on every rank, if a parameter is not finite: the training has diverged.
         """
-        with CLOCK.during("checkpoints"):
-            self._save(line_count, before, best)
-
-    def _save(self, line_count: int | None, before: Callable[[], object], best: bool) -> None:
         norm = parameter_norm(self.networks.modules.values()).item()
         self.check_finite("the norm of all parameters is", norm)
         state: dict[str, Any] = {
@@ -130,14 +125,15 @@ class Checkpointing:
 
         with torch.no_grad():
             state = each_leaf(copied, state)
-        if not self.readable:
+        if not self.writing:  # this is the first save
             rest = each_leaf(lambda _, leaf: None if isinstance(leaf, Tensor) else leaf, state)
             self.world.on_main(partial(check_readable, rest))
-            self.readable = True
         # At the end of an epoch, a step is saved twice, but its shards only once.
         if parts and self.world.on_main(lambda: self.checkpoints.shard_digests(step)):
             parts = {}
-        group = self.group if parts else None  # made here, since all ranks make it together
+        if parts and not self.group:  # made here, since all ranks make it together
+            timeout = timedelta(seconds=self.settings.timeout)
+            self.group = dist.new_group(backend="gloo", timeout=timeout)
         done = torch.cuda.Event() if self.world.device.type == "cuda" else None
         began = time.perf_counter()
         if done:
@@ -149,8 +145,12 @@ class Checkpointing:
                 done.synchronize()
             path = self.checkpoints.path(step)
             folder = path.with_suffix(".shards.tmp")
+            digests: list[str] = []
             try:
-                digests = self._write_shards(folder, parts, group) if group else []
+                if parts:
+                    from . import shards
+
+                    digests = shards.write(folder, parts, self.group)
                 before()
                 if self.world.is_main:
                     self.checkpoints.write(state, step, best, digests)
@@ -172,15 +172,11 @@ class Checkpointing:
         """Wait until no checkpoint is being written; return whether the last one was written."""
         return self.writing.result() if self.writing else True
 
-    def __enter__(self) -> "Checkpointing":
-        return self
-
-    def __exit__(self, *_failure: object) -> None:
+    def close(self) -> None:
         """Wait for the last checkpoint, also after an error, and end the background thread."""
         self.wait()
         self.thread.shutdown()
-        for name in ("mesh", "group"):
-            self.__dict__.pop(name, None)
+        self.group = None
 
     def check_finite(self, what: str, value: float) -> None:
         """Raise UsageError if a value, which is the same on every rank, is not finite."""
@@ -190,78 +186,39 @@ class Checkpointing:
                 "lr, lengthen warmup, or set clip_norm"
             )
 
+    @CLOCK.during("checkpoints")
     def check_saved(self, what: str) -> None:
         """Wait for the last checkpoint; raise UsageError on every rank if it was not written."""
-        with CLOCK.during("checkpoints"):
-            saved = self.world.broadcast(self.wait())
-        if not saved:
+        if not self.world.broadcast(self.wait()):
             raise UsageError(
                 f"{what} at step {self.position.step}, but the checkpoint could not be written: "
                 f"make room for {self.checkpoints.folder}, and run the same command again"
             )
 
-    def _copied(self, key_path: tuple, tensor: Any) -> Tensor:  # noqa: ANN401 - or a DTensor
+    def _copied(self, key_path: tuple, tensor: Tensor) -> Tensor:
         """Return a copy on the CPU, which reuses the memory of the previous copy."""
-        part, copy = local_part(tensor), self.copies.get(key_path)
-        if copy is None or copy.shape != part.shape or copy.dtype != part.dtype:
-            copy = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda)
+        copy = self.copies.get(key_path)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+            # Of a DTensor, this is a DTensor whose part is on the CPU.
+            copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
             self.copies[key_path] = copy
-        copy.copy_(part, non_blocking=part.is_cuda)
-        if not is_dtensor(tensor):
-            return copy
-        from torch.distributed.tensor import DTensor
+        return copy.copy_(tensor, non_blocking=tensor.is_cuda)
 
-        size = {"shape": tensor.shape, "stride": tensor.stride()}
-        return DTensor.from_local(copy, self.mesh, tensor.placements, run_check=False, **size)
+    def resume(self, path: Path) -> None:
+        """Load a checkpoint; every rank calls this.
 
-    @cached_property
-    def mesh(self) -> Any:  # noqa: ANN401 - a DeviceMesh, whose import takes a second
-        """A mesh of CPUs with the same dimensions as FSDP's mesh, for copies of DTensors.
-
-        Nothing is sent through it.
+        Raises:
+            UsageError: on every rank, if one of them can't read it, or it does not fit.
         """
-        from torch.distributed.device_mesh import DeviceMesh
-
-        mesh = self.world.mesh
-        names, groups = MESH_NAMES[-mesh.ndim :], mesh.get_all_groups()
-        return DeviceMesh.from_group(groups, "cpu", mesh.mesh, mesh_dim_names=names)
-
-    @cached_property
-    def group(self) -> dist.ProcessGroup:
-        """A process group that only the background thread uses."""
-        timeout = timedelta(seconds=self.settings.timeout)
-        made: Any = dist.new_group(backend="gloo", timeout=timeout)
-        return made
-
-    def _write_shards(
-        self, folder: Path, parts: dict[str, Tensor], group: dist.ProcessGroup
-    ) -> list[str]:
-        """Write this rank's parts; return the lines of the digest file for all ranks' parts."""
-        from . import shards
-
-        if self.world.is_main:
-            # A killed process may have left this folder. Other ranks can't be writing to it yet:
-            # they wait for a plan from rank 0.
-            remove(folder)
-        digests = shards.write(folder, parts, group)
-        return [f"{digest}  {folder.stem}/{name}" for name, digest in digests.items()]
-
-    def _resume(self) -> None:
-        """Load the checkpoint that rank 0 finds, if there is one, on every rank."""
-        path = self.world.on_main(lambda: find_start(self.settings.resume, self.run_dir))
-        if path is None:
-            if self.networks.not_initialized:
-                raise self.networks.not_initialized
-            return
         state, error = {}, None
         try:
-            state = load(path, self.networks.like)
+            state = load(path, self.networks.layouts())
         except UsageError as caught:
             error = caught
         for each in self.world.gather(error):
             if each:
                 raise each
-        try:
+        with fitting(path):
             self.networks.load_state_dict(state)
             self.position = Position.from_state_dict(state["position"])
             if state["samples_per_step"] != self.samples_per_step:
@@ -273,10 +230,3 @@ class Checkpointing:
                 raise TypeError(f"line_count is a {type(state['line_count']).__name__}")
             self.line_count, self.resumed_from = state["line_count"], self.position.step
             log_resume(path, state, self.settings, self.world)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as caught:
-            reason = str(caught).split(chr(9))[-1]
-            raise UsageError(
-                f"{path} does not fit model.py or this version of the project "
-                f"({type(caught).__name__}: {reason}): choose another --run-dir, or restore "
-                "the files that it was saved with"
-            ) from None

@@ -11,10 +11,9 @@ import io
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import copy
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO
@@ -22,27 +21,16 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from . import weights
 from .errors import UsageError
-from .filesystem import (
-    HashedFile,
-    check_archive,
-    open_regular,
-    read_bytes,
-    remove,
-    sync_names,
-    write_atomically,
-)
-from .nested import count
+from .filesystem import HashedFile, remove, sync_names, write_atomically
+from .foreign import open_regular, read_bytes, read_tensors
+from .nested import KeyPath, each_leaf
 from .position import is_due
-from .ranks.dtensor import distribute_like
 
 log = logging.getLogger(__name__)
 
-KeyPath = tuple[Any, ...]  # the keys and indices that lead to a value in a nested state
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})\.pt")
 PARTS = ("networks", "averages", "optimizers", "position", "settings")  # every checkpoint has them
-MOST_VALUES = 1_000_000  # allowed in a checkpoint; a tensor counts as one value
 IN_SHARDS = "<in the shards>"  # in the .pt file, stands for a tensor that is in the shards
 
 
@@ -191,7 +179,7 @@ class Checkpoints:
 
 
 def check_readable(state: Mapping[str, Any]) -> None:
-    """Raise UsageError if `read_file` could not read a state again: only some classes are safe."""
+    """Raise UsageError if `load` could not read a state again: only some classes are safe."""
     for part, value in state.items():
         file = io.BytesIO()
         try:
@@ -272,25 +260,18 @@ def errors_explained(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} is not a checkpoint: {reason}") from None
 
 
-def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, key_path: KeyPath = ()) -> Any:  # noqa: ANN401
-    """Apply a function to each value inside nested dictionaries, lists and tuples.
-
-    Args:
-        function: takes the key path of a value, and the value; returns the new value.
-        value: the nested dictionaries, lists and tuples.
-        key_path: the key path of `value` itself, for the recursion.
-
-    Returns:
-        The same nested dictionaries, lists and tuples with the new values.
-    """
-    if isinstance(value, dict):
-        replaced = copy(value)  # keeps the attribute `_metadata` of a state_dict
-        for key, each in value.items():
-            replaced[key] = each_leaf(function, each, (*key_path, key))
-        return replaced
-    if isinstance(value, list | tuple):
-        return type(value)(each_leaf(function, x, (*key_path, i)) for i, x in enumerate(value))
-    return function(key_path, value)
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Turn errors inside the context, where a checkpoint's state is loaded, into a UsageError."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).split(chr(9))[-1]
+        raise UsageError(
+            f"{path} does not fit model.py or this version of the project "
+            f"({type(error).__name__}: {reason}): restore the files that it was saved with, or "
+            "choose another run folder"
+        ) from None
 
 
 def part_name(key_path: KeyPath) -> str:
@@ -351,7 +332,7 @@ def find_start(resume: str, run_dir: Path) -> Path | None:
     return newest
 
 
-def load(path: Path, like: Callable[..., Tensor | None] = lambda *_: None) -> dict[str, Any]:
+def load(path: Path, like: Mapping[KeyPath, Any] = {}) -> dict[str, Any]:
     """Return the state in a checkpoint and its shards: `read`, then `complete`."""
     return complete(read(path), path, like)
 
@@ -360,21 +341,18 @@ def read(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint's .pt file, without its shards.
 
     Args:
-        path: the file. It may also hold the state_dict of a network, written by torch.save or in
-            the format of safetensors. Code in the file can't run.
+        path: the file. Code in it can't run.
 
     Raises:
         UsageError: the file is not a checkpoint, or can't be read.
     """
     with errors_explained(path):
-        state = read_file(path)
+        state = read_tensors(path)
     return as_checkpoint(state, path)
 
 
 def as_checkpoint(state: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401 - of a file
-    """Return what a file holds as a state with all PARTS; raise UsageError if it is none."""
-    if isinstance(state, dict) and all(isinstance(each, Tensor) for each in state.values()):
-        state = {**{part: {} for part in PARTS}, "networks": {"network": state}}
+    """Return what a file holds if it is a state with all PARTS; raise UsageError if it is none."""
     if not isinstance(state, dict) or not all(isinstance(state.get(x), dict) for x in PARTS):
         raise UsageError(
             f"{path} is not a checkpoint of this version of the project, nor the state_dict of a "
@@ -383,52 +361,36 @@ def as_checkpoint(state: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401 - o
     return state
 
 
-def read_file(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return what torch.save or safetensors wrote to a file. Code in the file can't run.
-
-    Raises:
-        Exception: of any class, if the file can't be read.
-    """
-    with open_regular(path) as file:  # torch would replace an OSError by its own error
-        if file.read(24) == b"version https://git-lfs.":
-            raise ValueError("it is a pointer of Git LFS: get the file itself with 'git lfs pull'")
-        file.seek(0)
-        if weights.is_safetensors(path, file):
-            state: Any = weights.read(path, MOST_VALUES)
-        else:
-            check_archive(file)
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    if count(state) > MOST_VALUES:
-        raise ValueError(f"it has more than {MOST_VALUES} values")
-    return state
-
-
-def complete(
-    state: dict[str, Any], path: Path, like: Callable[..., Tensor | None]
-) -> dict[str, Any]:
+def complete(state: dict[str, Any], path: Path, like: Mapping[KeyPath, Any] = {}) -> dict[str, Any]:
     """Return a state with the tensors that are in the shards.
 
     Args:
         state: the state that `read` returned, or a part of it.
         path: the checkpoint's .pt file.
-        like: takes the key path of a tensor, and returns a tensor that is distributed over the
-            ranks as this one should be; None for a full tensor on the CPU.
+        like: `Networks.layouts()`. Tensors are distributed over the ranks as the DTensors in it;
+            without one for its key path, a tensor is a full one on the CPU.
 
     Raises:
         UsageError: the shards can't be read.
     """
-    layouts: dict[str, Tensor | None] = {}
+    in_shards: dict[str, Tensor | None] = {}
 
-    def place(key_path: KeyPath, leaf: Any) -> Any:  # noqa: ANN401
+    def place(keys: KeyPath, leaf: Any) -> Any:  # noqa: ANN401
+        near = like.get(keys, like.get(keys[:-1]))
         if isinstance(leaf, str) and leaf == IN_SHARDS:
-            layouts[part_name(key_path)] = like(*key_path)
-        return distribute_like(leaf, like(*key_path)) if isinstance(leaf, Tensor) else leaf
+            in_shards[part_name(keys)] = near
+        if not isinstance(leaf, Tensor) or near is None or near.shape != leaf.shape:
+            return leaf
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, placements = near.device_mesh, near.placements
+        return distribute_tensor(leaf, mesh, placements, src_data_rank=None)
 
     with errors_explained(path):
         state = each_leaf(place, state)
-        if layouts:
+        if in_shards:
             from . import shards
 
-            parts = shards.read(path.with_suffix(".shards"), layouts)
+            parts = shards.read(path.with_suffix(".shards"), in_shards)
             state = each_leaf(lambda keys, leaf: parts.get(part_name(keys), leaf), state)
     return state

@@ -18,7 +18,7 @@ import yaml
 from annotated_types import Ge, Gt, Lt
 
 from .errors import UsageError, is_rank_0
-from .filesystem import full_path, moved, read_bytes
+from .foreign import read_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,6 +35,33 @@ PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")
 """Settings of type str that hold paths. Settings of type Path need no entry."""
 
 T = TypeVar("T")
+
+
+def full_path(name: str, path: str) -> str:
+    """Return the path in a flag or setting with ~ and $VARIABLES expanded.
+
+    Args:
+        name: of the flag or setting, for error messages.
+        path: its value.
+
+    Raises:
+        UsageError: a user or a variable does not exist.
+    """
+    full = os.path.expanduser(os.path.expandvars(path))
+    if unknown := re.search(r"\$\{?\w+\}?|^~[^/]*", full):
+        raise UsageError(
+            f"{name} is {path}, but {unknown[0]} is unknown: set it, or change the path"
+        )
+    return full
+
+
+def moved(values: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return settings in which paths that begin with the folder `old` begin with `new` instead.
+
+    For example, `old` is "$STAGED" and `new` is the folder of this job's staged files.
+    """
+    inside = [k for k, v in values.items() if isinstance(v, str) and f"{v}/".startswith(f"{old}/")]
+    return {**values, **{name: new + values[name][len(old) :] for name in inside}}
 
 
 def with_full_paths(flags: T) -> T:

@@ -4,10 +4,11 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from .checks import check_weight
@@ -35,24 +36,21 @@ class Evaluation(NamedTuple):
     sums: dict[str, Tensor]
 
 
+@dataclass
 class Evaluator:
     """Evaluates the networks of a learner, or their moving averages if there are any.
 
-    Args:
+    Attributes:
         learner: a `Learner` of learner.py. This module must not import that class.
         networks: the networks of a training, or those of a checkpoint.
+        shapes: of the tensors that `measure` returned, by split and name.
     """
 
-    def __init__(
-        self,
-        learner: Any,  # noqa: ANN401
-        networks: Networks | Trained,
-        settings: Settings,
-        world: World,
-    ) -> None:
-        self.learner, self.networks = learner, networks
-        self.settings, self.world = settings, world
-        self.shapes: dict[str, dict[str, torch.Size]] = {}  # shapes of sums, by split and name
+    learner: Any
+    networks: Networks | Trained
+    settings: Settings
+    world: World
+    shapes: dict[tuple[str, str], torch.Size] = field(default_factory=dict)
 
     def check(self, validation: Dataset, test: Dataset) -> tuple[Evaluation, tuple[Any, Any]]:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
@@ -107,26 +105,45 @@ class Evaluator:
 
         Numbers that are recorded in it are dropped.
         """
-        modules = self.networks.evaluated
-        with (
-            torch.no_grad(),
-            evaluation_mode(modules, self.world),
-            RECORDER.apart(),
-            autocast(self.world.device, self.settings.precision),
-        ):
-            yield self.networks.view(modules)
+        with self._evaluating() as networks, autocast(self.world.device, self.settings.precision):
+            yield networks
+
+    @contextmanager
+    def _evaluating(self, split: str = "unused") -> Iterator[Any]:
+        """Return the context of `mode` without autocast; what is recorded belongs to a split.
+
+        The buffers are those of rank 0, as in checkpoints. At the end, the previous mode of each
+        module is restored.
+        """
+        networks = self.networks.evaluated.values()
+        modes = [(each, each.training) for network in networks for each in network.modules()]
+        for network in networks:
+            if self.world.size > 1:
+                for buffer in network.buffers():
+                    torch.distributed.broadcast(buffer, src=0)
+            network.eval()
+        try:
+            with torch.no_grad(), RECORDER.apart(split):
+                yield self.networks.view(self.networks.evaluated)
+        finally:
+            for each, mode in modes:
+                each.training = mode
+            for network in networks:
+                # After a forward pass, FSDP keeps the outermost parameters gathered for the
+                # backward pass. Here, no backward pass follows.
+                if reshard := getattr(network, "reshard", None):
+                    reshard()
 
     @torch.no_grad()
     def _evaluate(self, dataset: Dataset, split: str, step: int, samples: int | None) -> Evaluation:
-        modules, device = self.networks.evaluated, self.world.device
-        networks = self.networks.view(modules)
+        device = self.world.device
         objects = {
             name: each.to(device) if hasattr(each, "to") else each
             for name, each in self.learner.metrics().items()
         }
         seed_generators(derive("evaluation", self.settings.seed, self.world.rank, step))
         sums = {"weight": torch.zeros((), dtype=torch.float64)}
-        with evaluation_mode(modules, self.world), RECORDER.apart(split):
+        with self._evaluating(split) as networks:
             for batch, counts in self._batches(dataset, samples):
                 weight = check_weight(self.learner.batch_weight(batch)) if counts else None
                 batch = to_device(batch, device)
@@ -134,14 +151,68 @@ class Evaluator:
                     autocast(device, self.settings.precision),
                     nullcontext() if counts else RECORDER.apart(),
                 ):
-                    measured = self.learner.measure(networks, batch)
-                    add(sums, objects, measured, weight, self.shapes.setdefault(split, {}))
+                    self._add(sums, objects, self.learner.measure(networks, batch), weight, split)
             recorded = RECORDER.read(self.world)
         totals = over_all_ranks(sums, self.world)
         metrics = {f"{split}/{k}": v for k, v in self._metrics(totals, objects).items()}
         if twice := metrics.keys() & recorded.keys():
             raise UsageError(f"{min(twice)} is both measured and recorded: rename one of the two")
         return Evaluation(metrics | recorded, totals)
+
+    def _add(
+        self,
+        sums: dict[str, Tensor],
+        objects: Mapping[str, Any],
+        measured: object,
+        weight: int | None,
+        split: str,
+    ) -> None:
+        """Add the result of the learner's `measure` for a batch.
+
+        The shape of a tensor must not change, since a sum of different shapes may broadcast to a
+        wrong result.
+
+        Args:
+            sums: the sums so far by name, and their `weight`.
+            objects: the objects that the learner's `metrics` returned, by name.
+            measured: by name, tensors that are added to the sums, and tuples that are passed as
+                arguments to `update` of an object.
+            weight: the weight of the batch; None if the batch does not count, so that only zeros
+                are added.
+            split: what is evaluated.
+
+        Raises:
+            UsageError: `measured` has values of other types, or of other shapes than earlier
+                batches of this split.
+        """
+        if not isinstance(measured, Mapping):
+            raise UsageError(
+                f"measure in model.py returned {measured!s:.80}: return a dictionary of tensors"
+            )
+        sums["weight"] += weight or 0
+        for name, value in measured.items():
+            if isinstance(value, tuple) and name in objects:
+                if weight is not None:
+                    objects[name].update(*value)
+            elif isinstance(value, Tensor) and name != "weight":
+                shape = self.shapes.setdefault((split, name), value.shape)
+                if value.shape != shape:
+                    raise UsageError(
+                        f"measure in model.py returned '{name}' of shape {tuple(shape)} for one "
+                        f"batch and {tuple(value.shape)} for another: return the sum over the batch"
+                    )
+                value = value.detach().to(sum_dtype(value.device))
+                if weight is None:
+                    value = torch.zeros_like(value)
+                elif not weight:
+                    # The mean loss of a batch may be nan if all of its labels are ignored.
+                    value = value.masked_fill(value.isnan(), 0)
+                sums[name] = value + sums.get(name, 0)
+            else:
+                raise UsageError(
+                    f"measure in model.py returned '{name}' as {type(value).__name__}: return a "
+                    "tensor to be summed, or a tuple for the object of this name in metrics"
+                )
 
     def _metrics(self, sums: dict[str, Tensor], objects: Mapping[str, Any]) -> dict[str, float]:
         found = self.learner.compute_metrics(sums)
@@ -179,57 +250,6 @@ class Evaluator:
             yield next(evaluation_batches(dataset, [0], 1, 0)), False
 
 
-def add(
-    sums: dict[str, Tensor],
-    objects: Mapping[str, Any],
-    measured: object,
-    weight: int | None,
-    shapes: dict[str, torch.Size],
-) -> None:
-    """Add the result of the learner's `measure` for a batch.
-
-    Args:
-        sums: the sums so far by name, and their `weight`.
-        objects: the objects that the learner's `metrics` returned, by name.
-        measured: by name, tensors that are added to the sums, and tuples that are passed as
-            arguments to `update` of an object.
-        weight: the weight of the batch; None if the batch does not count, so that only zeros are
-            added.
-        shapes: the shapes of the tensors of earlier batches, by name. A shape must not change,
-            since a sum of different shapes may broadcast to a wrong result.
-
-    Raises:
-        UsageError: `measured` has values of other types, or of other shapes than earlier batches.
-    """
-    if not isinstance(measured, Mapping):
-        raise UsageError(
-            f"measure in model.py returned {measured!s:.80}: return a dictionary of tensors"
-        )
-    sums["weight"] += weight or 0
-    for name, value in measured.items():
-        if isinstance(value, tuple) and name in objects:
-            if weight is not None:
-                objects[name].update(*value)
-        elif isinstance(value, Tensor) and name != "weight":
-            if shapes.setdefault(name, value.shape) != value.shape:
-                raise UsageError(
-                    f"measure in model.py returned '{name}' of shape {tuple(shapes[name])} for one "
-                    f"batch and {tuple(value.shape)} for another: return the sum over the batch"
-                )
-            value = value.detach().to(sum_dtype(value.device))
-            if weight is None:
-                value = torch.zeros_like(value)
-            elif not weight:
-                # The mean loss of a batch may be nan if all of its labels are ignored.
-                value = value.masked_fill(value.isnan(), 0)
-            sums[name] = value + sums.get(name, 0)
-        else:
-            raise UsageError(
-                f"measure in model.py returned '{name}' as {type(value).__name__}: return a "
-                "tensor to be summed, or a tuple for the object of this name in metrics"
-            )
-
-
 def over_all_ranks(sums: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
     """Return sums over all ranks, as float64 tensors on the CPU.
 
@@ -244,29 +264,3 @@ def over_all_ranks(sums: Mapping[str, Tensor], world: World) -> dict[str, Tensor
                 "return the same names and shapes for every batch"
             )
     return {name: world.all_reduce(sums[name].cpu().double()) for name in shapes}
-
-
-@contextmanager
-def evaluation_mode(modules: Mapping[str, nn.Module], world: World) -> Iterator[None]:
-    """Put networks into evaluation mode, with the buffers of rank 0, as in checkpoints.
-
-    At the end, the previous mode is restored.
-    """
-    networks = modules.values()
-    modes = [(each, each.training) for network in networks for each in network.modules()]
-    for network in networks:
-        if world.size > 1:
-            for buffer in network.buffers():
-                torch.distributed.broadcast(buffer, src=0)
-        network.eval()
-    try:
-        yield
-    finally:
-        for each, mode in modes:
-            each.training = mode
-        for network in networks:
-            # After a forward pass, FSDP keeps the outermost parameters gathered for the backward
-            # pass. Here, no backward pass follows.
-            reshard: Any = getattr(network, "reshard", None)
-            if reshard:
-                reshard()

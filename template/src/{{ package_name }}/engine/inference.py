@@ -128,16 +128,11 @@ def load(
         built = learner.build()
     trained = Trained(learner, built, settings, 0, path, torch.device("cpu"))
     part = "averages" if state["averages"] else "networks"
-    states = checkpoint_files.complete({part: state[part]}, path, lambda *_: None)[part]
-    try:
+    states = checkpoint_files.complete({part: state[part]}, path)[part]
+    with checkpoint_files.fitting(path):
         for name, module in trained.evaluated.items():
             module.load_state_dict(states[name])
             module.eval()
         trained.step = state["position"]["step"]
         trained.position = Position.from_state_dict(state["position"])
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{path} does not fit model.py ({str(error).split(chr(9))[-1]}): restore the "
-            "model.py that it was saved with"
-        ) from None
     return trained

@@ -1,6 +1,7 @@
 """Functions for nested batches and predictions: tensors in tuples, lists and dictionaries."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from operator import itemgetter
 from typing import Any
 
@@ -9,17 +10,35 @@ from torch import Tensor
 
 from .errors import UsageError
 
+KeyPath = tuple[Any, ...]  # the keys and indices that lead to a value inside a nested one
+
+
+def each_leaf(function: Callable[[KeyPath, Any], Any], value: Any, keys: KeyPath = ()) -> Any:  # noqa: ANN401
+    """Apply a function to each value inside nested dictionaries, lists and tuples.
+
+    Args:
+        function: takes the key path of a value, and the value; returns the new value.
+        value: the nested dictionaries, lists and tuples.
+        keys: the key path of `value` itself, for the recursion.
+
+    Returns:
+        The same nested dictionaries, lists and tuples with the new values.
+    """
+    if isinstance(value, Mapping):
+        # A copy keeps the attribute `_metadata` of a state_dict.
+        replaced = copy(value) if isinstance(value, dict) else dict(value)
+        for key, each in value.items():
+            replaced[key] = each_leaf(function, each, (*keys, key))
+        return replaced
+    if isinstance(value, tuple | list):
+        make = getattr(value, "_make", type(value))  # a named tuple is made with `_make`
+        return make(each_leaf(function, each, (*keys, i)) for i, each in enumerate(value))
+    return function(keys, value)
+
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:  # noqa: ANN401
     """Return the same nested value with a function applied to each tensor."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {name: map_tensors(function, part) for name, part in value.items()}
-    if isinstance(value, tuple | list):
-        make = getattr(value, "_make", type(value))  # a named tuple is made with `_make`
-        return make(map_tensors(function, part) for part in value)
-    return value
+    return each_leaf(lambda _, leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:  # noqa: ANN401
@@ -62,25 +81,3 @@ def split_samples(value: Any, samples: int | None = None) -> Iterator[Any]:  # n
         raise IndexError(f"the tensors have {rows} rows")
     for number in range(rows[0]):
         yield map_tensors(itemgetter(number), value)
-
-
-def count(value: Any, known: dict[int, int] | None = None) -> int:  # noqa: ANN401
-    """Return the number of values in nested dictionaries, lists and tuples.
-
-    A value that is referenced several times counts each time.
-
-    Args:
-        value: the nested value.
-        known: the counts so far by `id`, for the recursion.
-    """
-    known = {} if known is None else known
-    if id(value) not in known:
-        parts = value.values() if isinstance(value, dict) else value
-        inside = parts if isinstance(value, dict | list | tuple) else ()
-        known[id(value)] = 1 + sum(count(each, known) for each in inside)
-    return known[id(value)]
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a nested value for JSON: each tensor becomes a number or a list of numbers."""
-    return map_tensors(Tensor.tolist, value)

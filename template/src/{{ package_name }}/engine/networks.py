@@ -3,24 +3,24 @@
 import fnmatch
 import hashlib
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
-from . import foreign, weights
 from .config import Settings
 from .errors import UsageError
-from .ranks.dtensor import full_tensor, local_part
-from .ranks.strategy import Units, distribute
+from .ranks.strategy import distribute, full_tensor, is_dtensor, local_part
 from .ranks.world import World
-from .recompute import recompute
+from .run.record import RECORDER
+from .weights import initialize
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class Networks:
     A single network has the name `network`, and a single optimizer the name `optimizer`.
 
     Args:
-        built: the network or networks that the learner's `build` returned, on the CPU.
-        make_optimizers, units: the learner's methods `optimizers` and `fsdp_units`.
+        learner: a `Learner` of learner.py, whose `build`, `optimizers` and `fsdp_units` are called.
+        resumes: whether a checkpoint replaces the parameters, so that `init_from` is not read.
 
     Attributes:
         modules: the networks as they were built. Evaluations and checkpoints use them.
@@ -40,30 +40,18 @@ class Networks:
         averages: the moving averages of the networks, by name; empty without the setting `ema`.
         evaluated: the averages if there are any, otherwise the modules.
         optimizers: the optimizers by name.
-        not_initialized: the error if `init_from` could not be loaded. It is raised only if there
-            is no checkpoint to resume from.
 
     Raises:
         UsageError: the learner did not return networks and optimizers, or a setting does not fit
             the networks.
     """
 
-    def __init__(
-        self,
-        built: nn.Module | dict[str, nn.Module],
-        make_optimizers: Callable[[Any], Optimizer | dict[str, Optimizer]],
-        units: Units,
-        settings: Settings,
-        world: World,
-    ) -> None:
+    def __init__(self, learner: Any, settings: Settings, world: World, resumes: bool) -> None:  # noqa: ANN401
+        built, units = learner.build(), learner.fsdp_units
         self.single = isinstance(built, nn.Module)
         self.modules: dict[str, nn.Module] = _named("build", built, "network", nn.Module)
-        self.not_initialized: UsageError | None = None
-        if settings.init_from:
-            try:
-                initialize(self.modules, settings.init_from, settings.init_partial)
-            except UsageError as error:
-                self.not_initialized = error
+        if settings.init_from and not resumes:
+            initialize(self.modules, settings.init_from, settings.init_partial)
         freeze(self.modules, settings.freeze)
         self.decay = settings.ema or 0.0
         averaged = self.modules if settings.ema else {}
@@ -78,7 +66,7 @@ class Networks:
         for module in self.averages.values():
             distribute(module, units, settings, world)
         self.evaluated = self.averages or self.modules
-        made = make_optimizers(self.view(self.modules))
+        made = learner.optimizers(self.view(self.modules))
         self.optimizers: dict[str, Optimizer] = _named("optimizers", made, "optimizer", Optimizer)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
@@ -136,24 +124,19 @@ class Networks:
             "optimizer_options": self.options,
         }
 
-    def like(self, *key_path: Any) -> Tensor | None:  # noqa: ANN401 - names and numbers
-        """Return a tensor that is distributed over the ranks as one in the `state_dict`.
+    def layouts(self) -> dict[tuple[Any, ...], Tensor]:
+        """Return the DTensors of the networks by the keys that lead to them in the `state_dict`.
 
-        Args:
-            key_path: the keys that lead to the tensor in the `state_dict`.
-
-        Returns:
-            The tensor; None if the networks and optimizers have no such tensor.
+        An optimizer's state of a parameter has the keys of the parameter's number, and one more.
         """
-        match key_path:
-            case ("networks" | "averages" as part, name, key):
-                modules = self.modules if part == "networks" else self.averages
-                return modules[name].state_dict().get(key) if name in modules else None
-            case ("optimizers", name, "state", int(number), _) if name in self.optimizers:
-                groups = self.optimizers[name].param_groups
-                numbered = [each for group in groups for each in group["params"]]
-                return numbered[number] if number < len(numbered) else None
-        return None
+        found: dict[tuple[Any, ...], Any] = {}
+        for part, modules in (("networks", self.modules), ("averages", self.averages)):
+            for name, module in modules.items():
+                found |= {(part, name, key): each for key, each in module.state_dict().items()}
+        for name, optimizer in self.optimizers.items():
+            numbered = [each for group in optimizer.param_groups for each in group["params"]]
+            found |= {("optimizers", name, "state", n): each for n, each in enumerate(numbered)}
+        return {keys: each for keys, each in found.items() if is_dtensor(each)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned.
@@ -235,62 +218,6 @@ def freeze(modules: Mapping[str, nn.Module], patterns: tuple[str, ...]) -> None:
             names[name].requires_grad_(False)
 
 
-def initialize(modules: Mapping[str, nn.Module], source: str, partial: bool) -> None:
-    """Load weights into networks, before the networks are distributed.
-
-    Args:
-        modules: the networks.
-        source: a path that `foreign.read_weights` takes.
-        partial: whether to load only the tensors whose names, shapes and kinds of dtype fit.
-
-    Raises:
-        UsageError: there is no such file, or its tensors do not fit.
-    """
-    if not os.path.exists(source):
-        raise UsageError(
-            f"init_from is {source}, but there is no such file or folder: give a run folder, a "
-            "step-*.pt file, or a state_dict in a .pt or .safetensors file"
-        )
-    path, states = foreign.read_weights(Path(source))
-    if len(states) == len(modules) == 1:
-        states = dict(zip(modules, states.values(), strict=True))
-    elif len(states) == 1:  # one file with the state_dict of several networks
-        states = weights.by_network(next(iter(states.values())), modules) or states
-    taken = 0
-    for name, module in modules.items():
-        mine = module.state_dict()
-        theirs, lost = foreign.unwrapped(states.get(name, {}), mine)
-        theirs = weights.with_tied(theirs, mine)
-        fitting = {k: v for k, v in theirs.items() if k in mine and _fits(mine[k], v)}
-        misfits = ", ".join(key for key in {**mine, **theirs} if key not in fitting)
-        if misfits and not partial:
-            raise UsageError(
-                f"init_from {path} does not fit {name} at {misfits:.200}: set --init-partial to "
-                "load only the tensors that fit"
-            )
-        module.load_state_dict(fitting, strict=False)
-        taken += len(fitting)
-        found = f"{len(fitting)} of {len(mine)} tensors{misfits and f', without {misfits}'}"
-        found += f", whose names begin with {''.join(lost)} there" if lost else ""
-        log.info("%s starts from %s: %s", name, path, found)
-    if not taken:
-        raise UsageError(f"init_from {path} has no tensor that fits model.py: choose another file")
-
-
-def _fits(mine: Any, theirs: Any) -> bool:  # noqa: ANN401 - values of a state_dict
-    """Return whether a value can replace another: tensors must match in shape and kind of dtype."""
-    if not (isinstance(mine, Tensor) and isinstance(theirs, Tensor)):
-        return type(mine) is type(theirs)
-    if theirs.is_nested or theirs.is_meta or mine.layout != theirs.layout:
-        return False
-    same_kind = (
-        mine.is_complex() == theirs.is_complex()
-        and mine.is_floating_point() == theirs.is_floating_point()
-        and mine.is_quantized == theirs.is_quantized
-    )
-    return same_kind and mine.shape == theirs.shape
-
-
 def digest(modules: Mapping[str, nn.Module]) -> str:
     """Return the SHA-256 of all values of the state_dicts, as hex; every rank calls this."""
     found = hashlib.sha256()
@@ -304,3 +231,55 @@ def digest(modules: Mapping[str, nn.Module]) -> str:
             content = full_tensor(tensor.detach()).cpu().reshape(-1)
             found.update(content.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def recompute(network: nn.Module, units: Iterable[nn.Module]) -> None:
+    """Let parts of a network keep only their inputs, as the setting `recompute` says.
+
+    The backward pass computes the activations again, so that they need not be kept in memory. The
+    names of modules, the parameters and the results do not change.
+    Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arxiv.org/abs/1604.06174).
+
+    Args:
+        network: not yet distributed, so that FSDP gathers a part for both of its forward passes.
+        units: the parts. If a part contains other parts, only those are recomputed.
+    """
+    chosen = set(units)
+    parts = [unit for unit in chosen if chosen.isdisjoint([*unit.modules()][1:])]
+    for part in parts:
+        part.forward = partial(_forward, part, part.forward)  # type: ignore[method-assign]
+    log.info("recompute: %d modules of %s", len(parts), type(network).__name__)
+
+
+def _forward(part: nn.Module, forward: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+    first: list[list[tuple[nn.Module, str, Tensor]]] = []
+
+    def run(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the part's own
+        if torch.compiler.is_compiling():  # a compiled graph updates buffers only once
+            return forward(*arguments, **named)
+        if first:
+            with _as_before(first[0]), RECORDER.apart():
+                return forward(*arguments, **named)
+        modules = part.modules()
+        buffers = (
+            (x, name, each) for x in modules for name, each in x.named_buffers(recurse=False)
+        )
+        first.append([(module, name, each.clone()) for module, name, each in buffers])
+        return forward(*arguments, **named)
+
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **named)
+    return checkpoint(run, *arguments, use_reentrant=False, **named)
+
+
+@contextmanager
+def _as_before(buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+    """Replace buffers, such as running statistics, by earlier values inside the context."""
+    now = [(module, name, getattr(module, name)) for module, name, _ in buffers]
+    for module, name, value in buffers:
+        setattr(module, name, value.clone())  # `value` must not change: another pass may need it
+    try:
+        yield
+    finally:
+        for module, name, value in now:
+            setattr(module, name, value)

@@ -4,11 +4,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .checkpoint import Checkpointing
+from .checkpoint_files import find_start
 from .checks import (
     check_datasets,
     check_loaded,
@@ -22,7 +24,7 @@ from .data.steps import StepLoader
 from .epochs import Epoch, Step
 from .errors import UsageError
 from .evaluate import Evaluation, Evaluator
-from .filesystem import read_object
+from .foreign import read_object
 from .hooks import Hooks
 from .inference import described
 from .networks import Networks, digest
@@ -89,14 +91,15 @@ class Training:
         self.loader = StepLoader(self.datasets.train, settings, world, weigh)
         check_datasets(self.datasets, self.loader.samples, settings, world)
         torch.manual_seed(settings.seed)
-        self.networks = Networks(
-            learner.build(), learner.optimizers, learner.fsdp_units, settings, world
-        )
+        start = world.on_main(lambda: find_start(settings.resume, Path(settings.run_dir)))
+        self.networks = Networks(learner, settings, world, resumes=start is not None)
         self.evaluator = Evaluator(learner, self.networks, settings, world)
         self.updater = Updater(self.networks, settings, world)
         self.checkpointing = Checkpointing(
             self.networks, self.meter, settings, world, self.loader.samples_per_step
         )
+        if start:
+            self.checkpointing.resume(start)
         self.position = self.checkpointing.position
 
     def _overrides(self, name: str) -> bool:
@@ -188,7 +191,7 @@ class Training:
             self._closing(),
             self.logger,
             closing(self.loader),
-            self.checkpointing,
+            closing(self.checkpointing),
             lost_ranks_explained(self.world.rank),
         ):
             try:

@@ -16,7 +16,7 @@ from .errors import UsageError
 from .nested import map_tensors, to_device
 from .networks import Networks
 from .ranks.device import autocast
-from .ranks.dtensor import full_tensor, is_dtensor
+from .ranks.strategy import full_tensor, is_dtensor
 from .ranks.world import World
 from .run.clock import CLOCK
 from .run.record import RECORDER

@@ -30,7 +30,7 @@ class Plugin:
 
     def _show(self, *_: Any) -> None:  # noqa: ANN401 - an optimizer, and what it was called with
         from ..engine.networks import named_parameters
-        from ..engine.ranks.dtensor import full_tensor
+        from ..engine.ranks.strategy import full_tensor
 
         training, step = self.training, self.training.position.step + 1
         if step % self.every:

@@ -21,7 +21,7 @@ import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, printable
-from ..engine.filesystem import in_range
+from ..engine.foreign import in_range
 from ..engine.ranks import slurm_commands as slurm
 from ..plugins.usage.costs import Usage, read
 from . import program

@@ -14,16 +14,19 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from safetensors.torch import save
+from torch import Tensor, contiguous_format
 
 from .. import data
-from ..engine import weights
 from ..engine.checks import check_data_dir, check_pretrained
 from ..engine.config import PATHS, read_flags
 from ..engine.errors import UsageError
-from ..engine.filesystem import read_object, remove
+from ..engine.filesystem import remove, write_atomically
+from ..engine.foreign import read_object
 from ..engine.inference import Trained
 from ..engine.nested import map_tensors
 from ..engine.run.provenance import hidden
+from ..engine.weights import first_names
 from ..learner import model_class
 from . import program
 
@@ -87,7 +90,73 @@ def _write_weights(trained: Trained, flags: Flags) -> None:
     chosen = [flags.network] if flags.network else [*trained.evaluated]
     states = {name: trained.evaluated[name].state_dict() for name in chosen}
     with _errors_explained(flags.output):
-        weights.write(flags.output, states, _metadata(trained))
+        write_safetensors(flags.output, states, _metadata(trained))
+
+
+def write_safetensors(
+    path: Path, states: Mapping[str, Mapping[str, Tensor]], metadata: Mapping[str, str]
+) -> None:
+    """Write the state_dicts of networks to a safetensors file.
+
+    The format stores each tensor only once. For tied weights, the metadata maps each further name
+    to the name that is stored. A tensor that several networks share is stored for each of them, so
+    that each network can be read without the others.
+
+    Args:
+        path: the file. After an error, it is unchanged.
+        states: the state_dict of each network by name. With several networks, the names of tensors
+            begin with the name of their network.
+        metadata: more entries for the metadata.
+
+    Raises:
+        OSError: the file can't be written.
+        ValueError: a value is not a tensor that the format supports.
+    """
+    tied: dict[str, str] = {}
+    written: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, state in states.items():
+        before = f"{name}." if len(states) > 1 else ""
+        for key, first in first_names(state).items():
+            if key == first:
+                written[before + key] = _plain(before + key, state[key], storages)
+            else:
+                tied[before + key] = before + first
+    # save_file of safetensors would write a file that only its owner can read.
+    write_atomically(path, save(written, {**tied, **metadata}))
+
+
+def _plain(name: str, value: Any, storages: set[int]) -> Tensor:  # noqa: ANN401 - of a state_dict
+    """Return a tensor as the format needs it: contiguous, and with its own storage.
+
+    Args:
+        name: of the tensor, for error messages.
+        value: a value of a state_dict.
+        storages: the addresses of the storages of earlier tensors; the new one is added.
+
+    Raises:
+        ValueError: the value is not a tensor that the format supports.
+    """
+    if name == "__metadata__":
+        raise ValueError("safetensors has another use for the name __metadata__: rename the tensor")
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}, but safetensors holds only tensors")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of quantized tensors
+            save({"empty": torch.empty(0, dtype=value.dtype, layout=value.layout)})
+    except Exception:  # its class depends on the version of the library
+        kind = value.dtype if value.layout == torch.strided else value.layout
+        raise ValueError(
+            f"{name} is a tensor of {kind}, which safetensors does not support"
+        ) from None
+    tensor = value.detach().resolve_conj().resolve_neg()
+    storage = tensor.untyped_storage()
+    whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes
+    if not whole or storage.data_ptr() in storages:
+        tensor = tensor.clone(memory_format=contiguous_format)
+    storages.add(tensor.untyped_storage().data_ptr())
+    return tensor
 
 
 def _metadata(trained: Trained) -> dict[str, str]:

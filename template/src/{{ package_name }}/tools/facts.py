@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..engine.errors import printable
-from ..engine.filesystem import disk_usage, read_bytes, read_object
+from ..engine.foreign import read_bytes, read_object
 from ..engine.run.run_lock import Attempt, newest
 from ..settings import Settings
 from . import optional
-from .survey import Run, commit_of, read, read_settings
+from .survey import Run, commit_of, disk_usage, read, read_settings
 from .text import aligned, as_text, duration, local_time
 
 usage = optional("plugins.usage.costs")

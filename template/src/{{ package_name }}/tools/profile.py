@@ -8,7 +8,7 @@ import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, say
-from ..engine.filesystem import files_in, read_bytes
+from ..engine.foreign import files_in, read_bytes
 from . import program
 
 

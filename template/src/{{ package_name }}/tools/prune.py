@@ -18,10 +18,10 @@ import tyro
 from ..engine.checkpoint_files import Checkpoints, find
 from ..engine.config import read_flags, read_yaml
 from ..engine.errors import UsageError, printable
-from ..engine.filesystem import disk_usage, remove, write_atomically
+from ..engine.filesystem import remove, write_atomically
 from ..engine.run.run_lock import RunLock, owner_of
 from . import program
-from .survey import Run, find_runs, survey
+from .survey import Run, disk_usage, find_runs, survey
 
 PART = re.compile(r"step-\d+\.(pt|sha256|shards)|.*\.tmp")  # .tmp: unfinished files
 

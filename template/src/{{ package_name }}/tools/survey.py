@@ -16,7 +16,7 @@ from typing import Any
 
 from ..engine.config import read_yaml
 from ..engine.errors import UsageError, printable
-from ..engine.filesystem import read_object
+from ..engine.foreign import read_object
 from ..engine.ranks import slurm_commands as slurm
 from ..engine.run.status import KINDS
 from ..settings import Settings
@@ -199,3 +199,13 @@ def commit_of(facts: Mapping[str, Any]) -> str:
 def _flags_of(facts: Mapping[str, Any]) -> str:
     """Return the flags of the command line, without those that the batch scripts add."""
     return BATCH_FLAGS.sub("", shlex.join(map(str, facts.get("command", [])[2:])))
+
+
+def disk_usage(path: Path) -> int:
+    """Return the bytes that a file, or a folder with its content, uses on the disk."""
+    total = 0
+    for each in (path, *(() if path.is_symlink() else path.rglob("*"))):
+        with suppress(OSError):  # removed in the meantime
+            facts = each.lstat()
+            total += 512 * getattr(facts, "st_blocks", facts.st_size // 512)  # not on Windows
+    return total

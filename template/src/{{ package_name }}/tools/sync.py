@@ -14,7 +14,8 @@ import tyro
 
 from ..engine.config import read_flags
 from ..engine.errors import UsageError
-from ..engine.filesystem import read_object, write_atomically
+from ..engine.filesystem import write_atomically
+from ..engine.foreign import read_object
 from ..engine.run.run_lock import owner_of
 from ..engine.run.status import KINDS
 from ..settings import Settings

@@ -25,9 +25,8 @@ from types import FrameType
 
 import psutil
 
-from ..engine.config import DEFAULT_CONFIG, Settings, read_yaml
+from ..engine.config import DEFAULT_CONFIG, Settings, full_path, read_yaml
 from ..engine.errors import LEFT, LostRankError, UsageError, note_failure
-from ..engine.filesystem import full_path
 from ..engine.ranks.environment import Ranks, rendezvous_address, srun_step
 
 SAVING_SECONDS = 120

@@ -15,7 +15,8 @@ from typing import Any
 
 from ..engine.config import Settings
 from ..engine.errors import without_secrets
-from ..engine.filesystem import read_lines, read_object, write_atomically
+from ..engine.filesystem import write_atomically
+from ..engine.foreign import read_lines, read_object
 from ..engine.ranks.signals import StopRequest
 from ..engine.run.description import describe_run
 from ..engine.run.status import KINDS, Status

@@ -35,7 +35,7 @@ from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ..engine.errors import without_secrets
-from ..engine.filesystem import open_regular
+from ..engine.foreign import open_regular
 from ..engine.nested import length, map_tensors
 from ..engine.run.status import Status
 from . import Backend, History, Run

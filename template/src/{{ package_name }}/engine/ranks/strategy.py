@@ -1,6 +1,7 @@
 """The strategies: each rank has a copy of the network (DDP) or a part of it (FSDP).
 
-With FSDP, parameters, gradients and optimizer states are DTensors (dtensor.py).
+With FSDP, parameters, gradients and optimizer states are DTensors: each rank has a part of them.
+The class DTensor is imported only where it is needed, since its import takes a second.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..config import Settings
 from ..errors import UsageError
-from .dtensor import full_tensor
 from .world import World
 
-MESH_NAMES = ("nodes", "ranks")
-"""The names of the device mesh's dimensions with `shard_within` node; else it has one dimension."""
 Units = Callable[[nn.Module], Iterable[nn.Module]]
 
 
@@ -155,7 +153,7 @@ def _mesh(settings: Settings, world: World) -> Any:  # noqa: ANN401 - a DeviceMe
         dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0]
         for each in (ranks.T, ranks)  # groups across nodes, and groups within each node
     ]
-    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=MESH_NAMES)
+    return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("nodes", "ranks"))
 
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:
@@ -177,3 +175,18 @@ def parameter_norm(networks: Iterable[nn.Module]) -> Tensor:
     return full_tensor(
         nn.utils.get_total_norm(p.detach() for network in networks for p in network.parameters())
     )
+
+
+def is_dtensor(value: Any) -> bool:  # noqa: ANN401 - whatever a checkpoint may hold
+    """Return whether a value is a DTensor."""
+    return hasattr(value, "full_tensor")
+
+
+def full_tensor(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
+    """Return the full tensor of a DTensor, or a plain tensor unchanged; every rank calls this."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
+def local_part(tensor: Any) -> Tensor:  # noqa: ANN401 - a Tensor or a DTensor
+    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor

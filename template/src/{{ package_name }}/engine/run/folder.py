@@ -11,7 +11,8 @@ from typing import TypeVar
 from ..checkpoint_files import Checkpoints
 from ..config import Settings, snapshot
 from ..errors import UsageError
-from ..filesystem import read_bytes, write_atomically
+from ..filesystem import write_atomically
+from ..foreign import read_bytes
 from ..ranks.environment import srun_step
 from ..ranks.world import World
 from .run_lock import newest, origin_of

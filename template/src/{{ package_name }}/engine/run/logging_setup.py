@@ -5,7 +5,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from ..errors import PrintableFormatter, without_secrets
-from ..filesystem import open_regular, read_bytes
+from ..foreign import open_regular, read_bytes
 from ..ranks.world import World
 
 

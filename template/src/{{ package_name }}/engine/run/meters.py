@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..filesystem import open_regular, read_lines, write_atomically
+from ..filesystem import write_atomically
+from ..foreign import open_regular, read_lines
 from ..ranks.world import World
 from .clock import CLOCK
 from .record import LOSS, RECORDER

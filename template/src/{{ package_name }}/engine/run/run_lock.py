@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, get_type_hints
 import psutil
 
 from ..errors import UsageError
-from ..filesystem import open_regular, read_object, write_atomically
+from ..filesystem import write_atomically
+from ..foreign import open_regular, read_object
 
 if TYPE_CHECKING:
     from ..config import Settings

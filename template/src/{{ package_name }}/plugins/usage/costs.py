@@ -20,7 +20,8 @@ import psutil
 from annotated_types import Ge, Gt, Lt
 
 from ...engine.errors import printable
-from ...engine.filesystem import read_bytes, write_atomically
+from ...engine.filesystem import write_atomically
+from ...engine.foreign import read_bytes
 from ...engine.run.clock import PARTS
 from ...engine.run.run_lock import newest
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...engine.filesystem import read_object
+from ...engine.foreign import read_object
 from ...engine.ranks import slurm_commands as slurm
 from ...settings import Settings
 from ...trackers import select

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...engine.errors import UsageError, say
-from ...engine.filesystem import read_object
+from ...engine.foreign import read_object
 from ...settings import Settings
 from . import jobs
 from .flags import Flags

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...engine.errors import UsageError, printable_lines, say
-from ...engine.filesystem import read_bytes
+from ...engine.foreign import read_bytes
 from . import jobs
 from .flags import Flags
 from .records import Record, Records

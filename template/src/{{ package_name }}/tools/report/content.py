@@ -8,10 +8,10 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 
-from ...engine.filesystem import disk_usage, files_in, in_range, read_bytes
+from ...engine.foreign import files_in, in_range, read_bytes
 from .. import optional
 from ..facts import about
-from ..survey import Run, results
+from ..survey import Run, disk_usage, results
 from ..text import local_time, short
 from .curves import Curves, Group, differing, group
 from .page import RESERVE, Html, Page, facts, make

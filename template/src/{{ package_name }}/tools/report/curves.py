@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError, printable
-from ...engine.filesystem import in_range, read_lines
+from ...engine.foreign import in_range, read_lines
 from ..survey import Run, read, read_settings, survey
 from ..text import short
 

@@ -14,7 +14,7 @@ from optuna.trial import Trial, TrialState
 
 from ...engine.config import with_full_paths
 from ...engine.errors import UsageError
-from ...engine.filesystem import read_lines
+from ...engine.foreign import read_lines
 from ...engine.ranks.signals import EXIT_CODE, StopRequest
 from ...settings import Settings
 from .. import program

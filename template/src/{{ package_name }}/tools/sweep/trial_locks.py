@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...engine.errors import UsageError
-from ...engine.filesystem import read_object
+from ...engine.foreign import read_object
 from ...engine.ranks.slurm_commands import jobs
 from ...engine.run.status import KINDS
 
