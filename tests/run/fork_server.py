@@ -1,6 +1,6 @@
-"""Starts ranks from a process that has imported torch, in milliseconds instead of seconds.
+"""Starts ranks and commands from a process that has imported torch: in milliseconds, not seconds.
 
-Such a rank is a fork that does the same as `python -m demo train`. Tests of the start itself, and
+Each is a fork that does the same as `python -m demo train`. Tests of the start itself, and
 all tests in tests/slurm, start new interpreters.
 """
 
@@ -97,13 +97,16 @@ class ForkServer:
             )
         self.socket = ours
 
-    def start(self, args: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path) -> Fork:
-        """Start `python -m ARGS` in its own session, with its output in a file."""
-        request = {"args": list(args), "cwd": str(cwd), "env": dict(env), "log": str(log)}
+    def start(
+        self, args: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, errors: Path
+    ) -> Fork:
+        """Start `python ARGS` in its own session, with its output in files."""
+        request = {"args": list(args), "cwd": str(cwd), "env": dict(env)}
+        request["files"] = [str(log), str(errors)]
         _send(self.socket, request)
         while "pid" not in (reply := self._reply()):
             pass
-        fork = self.running[reply["pid"]] = Fork(self, reply["pid"], ["python", "-m", *args])
+        fork = self.running[reply["pid"]] = Fork(self, reply["pid"], ["python", *args])
         return fork
 
     def read(self, timeout: float) -> None:
@@ -172,18 +175,21 @@ def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Do the same as `python -m ARGS` in this process."""
+    """Do the same as `python -m MODULE` or `python -c CODE` in this process."""
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    for number, path in enumerate(request["files"], 1):
+        log = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, number)
+        os.close(log)
     sys.path[:1] = [request["cwd"], *request["env"].get("PYTHONPATH", "").split(os.pathsep)]
-    name, *sys.argv[1:] = request["args"]
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    option, code, *sys.argv[1:] = request["args"]
+    if option == "-c":
+        exec(code, {"__name__": "__main__"})
+    else:
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
