@@ -4,6 +4,9 @@ Each is a fork that does the same as `python -m demo train`. Tests of the start 
 all tests in tests/slurm, start new interpreters.
 """
 
+import email
+import functools
+import gc
 import json
 import os
 import runpy
@@ -15,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +135,11 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork for each request. Return the request in the child, and None in the server at its end."""
     for name in IMPORTED:
         import_module(name)
+    # What each rank would parse again: a run names all packages with their versions.
+    email.message_from_string = functools.cache(email.message_from_string)
+    for package in distributions():
+        package.metadata  # noqa: B018
+    gc.freeze()  # so that ranks neither search nor copy what is imported here
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
