@@ -152,12 +152,19 @@ _load_template_config = copier._template.load_template_config
 _configs: dict[str, dict[str, Any]] = {}
 
 
-def _compile_once(self: jinja2.Environment, source: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-    key = (source, *args, *sorted(options.items()))
+def _compile_once(
+    self: jinja2.Environment,
+    source: Any,  # noqa: ANN401
+    name: str | None = None,
+    filename: str | None = None,
+    **options: bool,
+) -> Any:  # noqa: ANN401
+    # Not by the file: each render of the working tree is from another clone of it.
+    key = (source, name, *sorted(options.items()))
     if not isinstance(source, str):
-        return _compile(self, source, *args, **options)
+        return _compile(self, source, name, filename, **options)
     if key not in _compiled:
-        _compiled[key] = _compile(self, source, *args, **options)
+        _compiled[key] = _compile(self, source, name, filename, **options)
     return _compiled[key]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import metrics
@@ -162,18 +163,6 @@ def clean_environment(project: Path) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project / "src")}
 
 
-def command(project: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the project."""
-    return subprocess.run(
-        [sys.executable, "-m", "demo", *words],
-        cwd=project,
-        env={**clean_environment(project), **env},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-
-
 @functools.cache
 def fork_server() -> ForkServer:
     """Return the server that starts ranks. It ends with the process that runs the tests."""
@@ -182,30 +171,60 @@ def fork_server() -> ForkServer:
     return server
 
 
+def command(project: Path, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the project to its end."""
+    return _finished(project, ["-m", "demo", *map(str, words)], env)
+
+
+def python(project: Path, code: str, *words: object, **env: str) -> str:
+    """Return the output of Python code in a project, which must succeed."""
+    done = _finished(project, ["-c", code, *map(str, words)], env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _finished(
+    project: Path, words: list[str], env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    with TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = _start(project, words, env, *files)
+        try:
+            code = process.wait(PATIENCE)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(words, code, *(path.read_text() for path in files))
+
+
+def _start(
+    project: Path, words: list[str], env: dict[str, str], output: Path, errors: Path
+) -> subprocess.Popen | Fork:
+    """Start `python WORDS` in its own process group, as a fork if that is the same."""
+    whole = {**clean_environment(project), **env}
+    with output.open("w") as out, errors.open("a") as err:
+        starts_ranks = words[0] == "-m" and "." in words[1]  # torchrun
+        if not starts_ranks and not any(name.startswith(READ_AT_START) for name in env):
+            return fork_server().start(words, project, whole, output, errors)
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=project,
+            env=whole,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+
+
 def spawn(
     project: Path, run_dir: Path, commands: Sequence[list[str]], envs: Sequence[dict[str, str]]
 ) -> Job:
     """Start several commands at the same time, each in its own process group."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     logs = [run_dir.with_name(f"{run_dir.name}.{number}.log") for number in range(len(commands))]
-    processes: list[subprocess.Popen | Fork] = []
-    for command, env, path in zip(commands, envs, logs, strict=True):
-        whole = {**clean_environment(project), **env}
-        with path.open("w") as log:
-            forked = "." not in command[0]  # torchrun starts ranks of its own
-            if forked and not any(name.startswith(READ_AT_START) for name in env):
-                processes.append(fork_server().start(command, project, whole, path))
-                continue
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", *command],
-                    cwd=project,
-                    env=whole,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+    processes = [
+        _start(project, ["-m", *command], env, log, log)
+        for command, env, log in zip(commands, envs, logs, strict=True)
+    ]
     return Job(processes, logs, run_dir)
 
 

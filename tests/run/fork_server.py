@@ -1,9 +1,12 @@
-"""Starts ranks from a process that has imported torch, in milliseconds instead of seconds.
+"""Starts ranks and commands from a process that has imported torch: in milliseconds, not seconds.
 
-Such a rank is a fork that does the same as `python -m demo train`. Tests of the start itself, and
+Each is a fork that does the same as `python -m demo train`. Tests of the start itself, and
 all tests in tests/slurm, start new interpreters.
 """
 
+import email
+import functools
+import gc
 import json
 import os
 import runpy
@@ -15,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +101,16 @@ class ForkServer:
             )
         self.socket = ours
 
-    def start(self, args: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path) -> Fork:
-        """Start `python -m ARGS` in its own session, with its output in a file."""
-        request = {"args": list(args), "cwd": str(cwd), "env": dict(env), "log": str(log)}
+    def start(
+        self, args: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, errors: Path
+    ) -> Fork:
+        """Start `python ARGS` in its own session, with its output in files."""
+        request = {"args": list(args), "cwd": str(cwd), "env": dict(env)}
+        request["files"] = [str(log), str(errors)]
         _send(self.socket, request)
         while "pid" not in (reply := self._reply()):
             pass
-        fork = self.running[reply["pid"]] = Fork(self, reply["pid"], ["python", "-m", *args])
+        fork = self.running[reply["pid"]] = Fork(self, reply["pid"], ["python", *args])
         return fork
 
     def read(self, timeout: float) -> None:
@@ -128,6 +135,11 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork for each request. Return the request in the child, and None in the server at its end."""
     for name in IMPORTED:
         import_module(name)
+    # What each rank would parse again: a run names all packages with their versions.
+    email.message_from_string = functools.cache(email.message_from_string)
+    for package in distributions():
+        package.metadata  # noqa: B018
+    gc.freeze()  # so that ranks neither search nor copy what is imported here
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -172,18 +184,21 @@ def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Do the same as `python -m ARGS` in this process."""
+    """Do the same as `python -m MODULE` or `python -c CODE` in this process."""
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    for number, path in enumerate(request["files"], 1):
+        log = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, number)
+        os.close(log)
     sys.path[:1] = [request["cwd"], *request["env"].get("PYTHONPATH", "").split(os.pathsep)]
-    name, *sys.argv[1:] = request["args"]
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    option, code, *sys.argv[1:] = request["args"]
+    if option == "-c":
+        exec(code, {"__name__": "__main__"})
+    else:
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

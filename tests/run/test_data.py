@@ -18,15 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import psutil
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 from .conftest import edited, srun
-
-LOCK = threading.Lock()
+from .samples import LOCK, Drawing, draws, noted, twenty, uneven
 
 
 class Loader:
@@ -106,10 +104,10 @@ def test_a_stream_goes_on_without_decoding_what_it_had(
         """Return the batches that are left, how many samples were decoded, and the spare batch."""
         log = tmp_path / f"{workers}-{had}"
         log.touch()
-        decode = partial(_decode, log)
+        decode = partial(noted, log)
         # Those of all samples, by a stream that knows no sizes.
         known = sizes if had else None
-        stream = ShardStream(range(7), _read, shuffle=30, decode=decode, sizes=known)
+        stream = ShardStream(range(7), uneven, shuffle=30, decode=decode, sizes=known)
         loaded = Loader(stream, 10, 0, 2, seed=1, workers=workers)
         found = [batch.tolist() for _, batch in loaded.epoch(0, consumed=had, batches=had)]
         return found, log.stat().st_size, loaded.spare().tolist()
@@ -168,37 +166,12 @@ def test_wrong_sizes_of_shards_are_an_error(project: Path, sizes: list[int], wor
     from demo.engine.errors import UsageError
 
     for had in (0, 2, 7):
-        stream = ShardStream(range(2), _twenty, shuffle=8, sizes=sizes)
+        stream = ShardStream(range(2), twenty, shuffle=8, sizes=sizes)
         batches = Loader(stream, 5, 0, 1, seed=1, workers=workers)
         with pytest.raises(UsageError, match=r"^shard \d has 20 sample.s., not (19|21) as [^\n]*$"):
             list(batches.epoch(0, batches=had))
     with pytest.raises(UsageError, match=r"7 shard.s., but 2 sizes"):
-        ShardStream(range(7), _twenty, sizes=sizes).assign(0, 1, seed=0)
-
-
-def _twenty(shard: int) -> Iterator[int]:
-    yield from range(20)
-
-
-def _decode(log: Path, number: int) -> float:
-    with log.open("a") as file:
-        file.write(".")
-    return number + random.random()
-
-
-class Drawing:
-    """A data set whose samples are random numbers of three kinds."""
-
-    def __len__(self) -> int:
-        return 120
-
-    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        return index, torch.rand(()).item(), numpy.random.rand(), random.random()
-
-
-def _draw(shard: int) -> Iterator[tuple[int, float, float, float]]:
-    """Yield the samples of a shard as `Drawing` has them."""
-    return (Drawing()[10 * shard + number] for number in range(10))
+        ShardStream(range(7), twenty, sizes=sizes).assign(0, 1, seed=0)
 
 
 @pytest.mark.parametrize("kind", ["by index", "stream"])
@@ -209,7 +182,7 @@ def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: s
         """Return the random numbers of each sample, by its index."""
         found = {}
         for rank in range(ranks):
-            dataset = ShardStream(range(12), _draw) if kind == "stream" else Drawing()
+            dataset = ShardStream(range(12), draws) if kind == "stream" else Drawing()
             batches = Loader(dataset, 10, rank, ranks, seed, workers)
             for _, batch in batches.epoch(epoch):
                 found |= {
@@ -354,14 +327,7 @@ def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Pat
 def _stream():  # noqa: ANN202 - its type is the project's
     from demo.engine.data.stream import ShardStream
 
-    return ShardStream(range(7), _read, length=280, shuffle=30)
-
-
-def _read(shard: int) -> Iterator[int]:
-    """Shard n has 10 × (n + 1) samples."""
-    assert not LOCK.locked(), "this process would wait forever"
-    first = 10 * shard * (shard + 1) // 2
-    yield from range(first, first + 10 * (shard + 1))
+    return ShardStream(range(7), uneven, length=280, shuffle=30)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 12])
@@ -445,9 +411,9 @@ def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
             os.mkfifo(labels)
         with pytest.raises(UsageError, match=r"no t10k-labels-idx1-ubyte\[.gz\]"):
             read(idx_files, "t10k")
-    # 1 GiB in 1 MiB.
+    # More than it may have, in few bytes.
     labels.unlink()
-    labels.write_bytes(gzip.compress(bytes(2**30), compresslevel=1))
+    labels.write_bytes(gzip.compress(bytes(2**28 + 1), compresslevel=1))
     with pytest.raises(UsageError, match=r"is damaged \(it has more than 268435456 bytes\)"):
         read(idx_files, "t10k")
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from PIL import Image
 from renderer import render_project
 
-from .conftest import clean_environment
+from .conftest import command, python
 
 GREYS = (0, 64, 128, 255)
 
@@ -76,11 +75,8 @@ def shown(project: Path, folder: Path, files: dict[str, bytes]) -> dict[str, str
     """Return the four patches of each image as the network gets them, or the error."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    command = [sys.executable, "-c", SHOW, *(str(folder / name) for name in files)]
-    env = clean_environment(project)
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(files, done.stdout.splitlines(), strict=True))
+    said = python(project, SHOW, *(folder / name for name in files))
+    return dict(zip(files, said.splitlines(), strict=True))
 
 
 def test_images_of_more_than_8_bits_keep_their_range(images: Path, tmp_path: Path) -> None:
@@ -135,10 +131,7 @@ def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> None:
 
 def make_data(project: Path, folder: Path, kind: str) -> tuple[int, str]:
     """Run what `make data` runs; return its exit code and what it says."""
-    command = [sys.executable, "-m", project.name, "download", f"--dataset={kind}"]
-    command.append(f"--data-dir={folder}")
-    env = clean_environment(project)
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
+    done = command(project, "download", f"--dataset={kind}", f"--data-dir={folder}")
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stderr
 
@@ -257,9 +250,7 @@ def test_parquet_files_have_the_contents_of_images(images: Path, tmp_path: Path)
         read = (
             "from demo.files import Parquet; print(sum(len(x.content) for x in Parquet.read({!r})))"
         )
-        command = [sys.executable, "-c", read.format(str(shard))]
-        env = clean_environment(images)
-        assert int(subprocess.check_output(command, env=env, text=True)) == 2 * len(GREY)
+        assert int(python(images, read.format(str(shard)))) == 2 * len(GREY)
     for column in ([{"bytes": None, "path": "a.png"}], ["a.png"], [None, GREY]):
         write_parquet(shard, column)
         code, said = make_data(images, tmp_path, "parquet")

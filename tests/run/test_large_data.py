@@ -1,8 +1,6 @@
 """The instructions of docs/large-data.md work, on small files."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from renderer import render_project
 
 from benchmarks import jpegs
 
-from .conftest import Job, clean_environment, srun
+from .conftest import Job, command, python, srun
 
 SHARDS, EACH, EDGE = 4, 40, 36
 
@@ -25,12 +23,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(images: Path, *command: str) -> str:
+def run(images: Path, *words: str) -> str:
     """Return the output of a command of the project, which must succeed."""
-    words = [sys.executable, "-m", "demo", *command]
-    done = subprocess.run(
-        words, cwd=images, env=clean_environment(images), capture_output=True, text=True
-    )
+    done = command(images, *words)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -88,10 +83,7 @@ for samples in found:
 
 
 def test_all_layouts_hold_the_same_samples_by_index_and_in_turn(images: Path) -> None:
-    command = [sys.executable, "-c", READ, str(images / "data/train")]
-    env = clean_environment(images)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    lines = python(images, READ, images / "data/train").splitlines()
     assert len(lines) == 5 and len(set(lines)) == 1 and lines[0].count("(") == SHARDS * EACH
 
 
@@ -129,10 +121,7 @@ def test_ten_billion_tokens_are_opened_at_once(tokens: Path, tmp_path: Path) -> 
     with path.open("wb") as file:
         np.arange(50_000, dtype=np.uint16).tofile(file)
         file.truncate(2 * 10**10)
-    env = clean_environment(tokens)
-    command = [sys.executable, "-c", OPEN, str(path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python(tokens, OPEN, path)
 
 
 def test_tokens_train_and_go_on_bit_for_bit(tokens: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -16,7 +14,7 @@ import torch
 from metrics import reproducible
 from renderer import render_project
 
-from .conftest import Job, clean_environment, spawn, srun, tasks
+from .conftest import Job, python, spawn, srun, tasks
 
 SETTINGS = '''
 from dataclasses import dataclass
@@ -435,7 +433,7 @@ def test_a_batch_counts_by_its_tokens_on_any_number_of_ranks(
     # All ranks' metrics are those of the predictions, which any number of ranks writes in order.
     one, other = (predict(learners, three, tmp_path / f"on-{ranks}", ranks) for ranks in (1, 3))
     assert one == pytest.approx(other, rel=1e-5)  # the last digit depends on a batch's size
-    rows = json.loads(python(learners, tmp_path, ROWS))
+    rows = json.loads(python(learners, ROWS))
     outputs, targets, tokens = torch.tensor([one, *rows], dtype=torch.float64)
     error = (tokens * (outputs - targets) ** 2).sum() / tokens.sum()
     assert three.summary["test_loss"] == pytest.approx(error.item(), rel=1e-5)
@@ -498,18 +496,6 @@ def test_predictions_of_no_batch(alone: Job, learners: Path, tmp_path: Path, siz
     check_error(job, f"--batch-size is {size}: it must be 1 or more")
 
 
-def python(project: Path, folder: Path, code: str, **env: str) -> str:
-    """Return the output of a new Python process in a folder."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**clean_environment(project), **env},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-
 @pytest.mark.parametrize("flags", [("--accumulate=2",), ("--strategy=fsdp",)], ids=str)
 def test_a_batch_without_weight_has_no_part(
     learners: Path, tmp_path: Path, flags: tuple[str, ...]
@@ -529,8 +515,9 @@ def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_pat
     best = alone.run_dir / "checkpoints" / (alone.run_dir / "checkpoints/best").read_text()
     shutil.copy(best, tmp_path / "copied.pt")
     code = (
-        "import json, torch; from demo.tools import export, predict\n"
+        "import json, os, torch; from demo.tools import export, predict\n"
         "from demo.model import Model\n"
+        f"os.chdir('{tmp_path}')\n"
         f"run = Model.load('{alone.run_dir}')\n"
         "assert Model.load('copied.pt').settings == run.settings\n"
         "export.main(['copied.pt', '--output=network.pt2'])\n"
@@ -538,7 +525,7 @@ def test_a_trained_network_is_used_elsewhere(learners: Path, alone: Job, tmp_pat
         "batch = {'x': torch.arange(12.0).reshape(3, 4)}\n"
         "print(json.dumps([run.step, run.settings.batch_size, run.predict(batch).tolist()]))"
     )
-    step, batch_size, outputs = json.loads(python(learners, tmp_path, code))
+    step, batch_size, outputs = json.loads(python(learners, code))
     assert len((tmp_path / "predictions-test.jsonl").read_text().splitlines()) == 31
     assert (step, batch_size) == (alone.summary["best_step"], 24)
     graph = torch.export.load(tmp_path / "network.pt2").module()
@@ -565,7 +552,7 @@ def test_averages_are_evaluated_and_a_score_may_be_negative(
         "from demo.model import Model\n"
         f"print(Model.load('{job.run_dir}').networks[0].weight.flatten().tolist())"
     )
-    found = torch.tensor(json.loads(python(learners, tmp_path, code, KIND="Negative")))
+    found = torch.tensor(json.loads(python(learners, code, KIND="Negative")))
     best = state(job, "best")
     assert torch.equal(found, best["averages"]["network"]["0.weight"].flatten())
     assert not torch.equal(found, best["networks"]["network"]["0.weight"].flatten())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PACED, Job, Launch, clean_environment, srun
+from .conftest import PACED, Job, Launch, command, srun
 
 # Validations at 10, 20, 30 and 33, of which 33 is the best; checkpoints of keep_every at 12 and 24.
 KEPT = ("--max-steps=33", "--validate-every=10", "--checkpoint-every=10", "--keep-every=12")
@@ -36,12 +36,7 @@ def run(finished: Job, tmp_path: Path) -> Path:
 
 def prune(project: Path, *arguments: object) -> tuple[int, list[str]]:
     """Return the exit code and the lines of `prune`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "demo", "prune", *map(str, arguments)],
-        env=clean_environment(project),
-        capture_output=True,
-        text=True,
-    )
+    done = command(project, "prune", *arguments)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, (done.stdout + done.stderr).splitlines()
 

@@ -23,6 +23,8 @@ from .conftest import Job, clean_environment, srun
 from .test_examples import IMAGES, TABLE, TEXT
 
 PARTS = 2
+# Tools that act in a training, and are no commands.
+PLUGINS = {"flops", "histograms", "notify", "registry", "slow_ranks", "usage"}
 FLAGS = {"digits": (), "images": IMAGES, "text": TEXT, "table": TABLE}
 # Imports all modules of each tree, and asks the commands for their help. What is no module of the
 # tree stays imported, which is most of the time that the first one takes. The trees are links to
@@ -66,11 +68,15 @@ for folder in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """Projects with all that answers can add, by example and sweep."""
-    most = max(TREES, key=lambda tree: (len(tree.tools), len(tree.trackers), len(tree.servers)))
+    most = {
+        "tools": sorted({tool for tree in TREES for tool in tree.tools}),
+        "trackers": list(TRACKERS),
+        "monitoring_servers": sorted({server for tree in TREES for server in tree.servers}),
+    }
     folder = tmp_path_factory.mktemp("whole")
     return {
         (example, sweep): render_project(
-            folder / f"{example}-{sweep}", **{**most.answers(), "example": example, "sweep": sweep}
+            folder / f"{example}-{sweep}", setup="full", example=example, sweep=sweep, **most
         )
         for example, sweep in itertools.product(FLAGS, ("optuna", "wandb"))
     }
@@ -113,7 +119,7 @@ def test_every_module_is_imported_and_every_command_helps(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for tree, line in zip(trees, done.stdout.splitlines(), strict=True):
-        names = {*tree.tools, "runs"} - {"flops"}  # which is no command
+        names = {*tree.tools, "runs"} - PLUGINS
         tools = [each.replace("_", "-") for each in names]
         tools += ["monitor"] * bool(tree.servers) + ["sweep"] * (tree.sweep != "none")
         if tree.trackers or tree.sweep == "wandb":
