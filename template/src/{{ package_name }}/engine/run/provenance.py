@@ -55,8 +55,9 @@ def collect(world: World) -> dict[str, Any]:
     packages: dict[str, str] = {}
     for each in distributions():  # in the order of sys.path: the first of a name is imported
         with suppress(OSError, KeyError):  # pip may have left a package half removed
-            if each.metadata and (name := each.metadata["Name"]):
-                packages.setdefault(name, each.metadata["Version"])
+            facts: Any = each.metadata  # parsed at each access
+            if facts and (name := facts["Name"]):
+                packages.setdefault(name, facts["Version"])
     # Both may hold a secret: the value of a flag, or a login in the template's URL.
     started = json.dumps([sys.argv, _answers()], ensure_ascii=False, default=str)
     command, template = json.loads(hidden(started))
