@@ -269,8 +269,8 @@ def fitting(path: Path) -> Iterator[None]:
         reason = str(error).split(chr(9))[-1]
         raise UsageError(
             f"{path} does not fit model.py or this version of the project "
-            f"({type(error).__name__}: {reason}): restore the files that it was saved with, or "
-            "choose another run folder"
+            f"({type(error).__name__}: {reason}): choose another run folder, or restore the files "
+            "that it was saved with"
         ) from None
 
 
