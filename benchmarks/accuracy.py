@@ -18,7 +18,7 @@ MOST = 9  # target for the whole command, in seconds
 # Phases of a training, each with a text of the log line at its end. The last one ends with the
 # command.
 PHASES = {
-    "start": "rank(s) by",
+    "start": ", device ",
     "training": "epoch 1 ",
     "test": "test: ",
     "figures and end": "",

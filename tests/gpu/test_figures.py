@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import metrics
 import pynvml
 import pytest
 from renderer import render_project
@@ -15,12 +16,13 @@ from renderer import render_project
 from .conftest import GIB, GPUS, Figure, train
 
 # A GPT that fills a GPU, and a small one for the CPU.
-LARGE, SMALL = (6, 512, 512, 64), (2, 64, 64, 8)
+LARGE, SMALL = (8, 1024, 512, 32), (2, 64, 64, 8)
 LAYERS, WIDTH, CONTEXT, BATCH = LARGE if GPUS else SMALL
-STEPS = 300 if GPUS else 30
+STEPS = 100 if GPUS else 30
 FLAGS = (
     *(f"--layers={LAYERS}", f"--heads={WIDTH // 64}", f"--width={WIDTH}", f"--context={CONTEXT}"),
-    *(f"--batch-size={BATCH}", f"--max-steps={STEPS}", "--precision=bf16", "--validate-every=0"),
+    *(f"--batch-size={BATCH}", f"--max-steps={STEPS}", "--epochs=999", "--precision=bf16"),
+    *("--validate-every=0", "--validate-epochs=0", "--log-every=10"),
 )
 # FLOPs of a token, forward and backward: 6N + 12LHQT (PaLM, appendix B).
 TOKEN = 6 * (LAYERS * 12 * WIDTH**2 + WIDTH * 256) + 12 * LAYERS * WIDTH * CONTEXT
@@ -59,17 +61,17 @@ def test_memory_and_energy_are_those_of_nvml(
 ) -> None:
     before = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
     with most_memory(gpu) as most:
-        usage = train(gpt, tmp_path / "run", *FLAGS, "--max-steps=2000", ranks=1)["usage"]
+        usage = train(gpt, tmp_path / "run", *FLAGS, "--max-steps=400", ranks=1)["usage"]
     joules = (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - before) / 1000
     (rank,) = usage["ranks"]
     # PyTorch's own memory, and a context of CUDA with its libraries.
     assert rank["gpu_gib"] < most[0] < rank["gpu_gib"] + 1.5
-    assert rank["gpu_joules"] == pytest.approx(joules, rel=0.25)
+    figure("energy of a run, relative to NVML's counter", rank["gpu_joules"] / joules, "")
+    figure("memory of a run by PyTorch", rank["gpu_gib"], "GiB")
+    figure("memory of a run by NVML", most[0], "GiB")
+    figure("share of a run in which the GPU computed", rank["gpu_seconds"] / rank["seconds"], "")
+    assert rank["gpu_joules"] == pytest.approx(joules, rel=0.1)
     assert 0.3 < rank["gpu_seconds"] / rank["seconds"] <= 1
-    figure("energy by power samples, relative to NVML's counter", rank["gpu_joules"] / joules, "")
-    figure("memory by PyTorch", rank["gpu_gib"], "GiB")
-    figure("memory by NVML", most[0], "GiB")
-    figure("share of the time in which the GPU computed", rank["gpu_seconds"] / rank["seconds"], "")
 
 
 def test_flops_are_those_counted_by_hand(gpt: Path, tmp_path: Path, figure: Figure) -> None:
@@ -77,10 +79,11 @@ def test_flops_are_those_counted_by_hand(gpt: Path, tmp_path: Path, figure: Figu
         summary = train(gpt, tmp_path / name, *FLAGS, *flags, "--count-flops", ranks=1)
         cost = summary["tflops_per_second"] * 1e12 / summary["tokens_per_second"]
         assert cost == pytest.approx(TOKEN)
-        figure(f"{name}, {LAYERS} layers of {WIDTH}", summary["tflops_per_second"], "TFLOP/s")
+        last = [line for line in metrics.read(tmp_path / name) if "train/loss" in line][-1]
+        figure(f"{name}, {LAYERS} layers of {WIDTH}", last["train/tflops_per_second"], "TFLOP/s")
         if GPUS:
-            assert 5 < summary["mfu_percent"] < 100
-            figure(f"{name}, MFU", summary["mfu_percent"], "%")
+            assert 20 < last["train/mfu_percent"] < 100
+            figure(f"{name}, MFU", last["train/mfu_percent"], "%")
 
 
 def test_recomputation_takes_less_memory(gpt: Path, tmp_path: Path, figure: Figure) -> None:
