@@ -58,7 +58,7 @@ def write_run(folder: Path, **state: object) -> Path:
 def test_a_run_that_finished_and_one_that_was_killed(
     runs: ModuleType, launch: Launch, project: Path, tmp_path: Path
 ) -> None:
-    from demo.tools.survey import LATELY
+    from demo.tools.survey import LATELY, find_runs, survey
 
     job = launch(1, name="whole", CHAIN_JOBS="77 78")
     killed = srun(project, tmp_path / "killed", 1, "--max-steps=100000", "--log-every=1")
@@ -66,7 +66,7 @@ def test_a_run_that_finished_and_one_that_was_killed(
     killed.kill()
     set_squeue(tmp_path, KNOWS_NONE)
     later = time.time() + 2 * LATELY
-    found = {Path(run.folder).name: run for run in runs.survey(runs.find_runs([tmp_path]), later)}
+    found = {Path(run.folder).name: run for run in survey(find_runs([tmp_path]), later)}
     assert set(found) == {"whole", "killed"}
     state = found["whole"].state
     whole = found["whole"]
@@ -129,27 +129,33 @@ def test_a_run_is_judged_by_what_it_and_slurm_say(
     note: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from demo.tools.survey import survey
+
     if squeue:
         set_squeue(tmp_path, squeue)
     folder = write_run(tmp_path / "run", **state)
-    (run,) = runs.survey([folder], NOW + seconds)
+    (run,) = survey([folder], NOW + seconds)
     assert run.status == status, run
     assert note in run.note and bool(note) == bool(run.note) and "\n" not in run.note
     assert ("squeue does not answer" in capsys.readouterr().err) == (squeue == IS_DOWN)
 
 
 def test_a_run_that_ends_while_slurm_is_asked_is_not_lost(runs: ModuleType, tmp_path: Path) -> None:
+    from demo.tools.survey import survey
+
     folder = write_run(tmp_path / "run")
     ended = tmp_path / "ended.json"
     ended.write_text((folder / "status.json").read_text().replace("running", "finished"))
     set_squeue(tmp_path, f"/bin/mv {ended} {folder}/status.json; {KNOWS_NONE}")
-    (run,) = runs.survey([folder], NOW + 900)
+    (run,) = survey([folder], NOW + 900)
     assert run.status == "finished"
 
 
 def test_a_run_without_a_status_is_unknown(runs: ModuleType, tmp_path: Path) -> None:
+    from demo.tools.survey import find_runs, survey
+
     (write_run(tmp_path / "run") / "status.json").unlink()
-    (run,) = runs.survey(runs.find_runs([tmp_path]), time.time())
+    (run,) = survey(find_runs([tmp_path]), time.time())
     assert run.status == "unknown" and "can't read status.json: No such file" in run.note
     assert abs(run.state["updated"] - time.time()) < PATIENCE
 
@@ -194,11 +200,12 @@ def test_what_is_no_run_is_passed_over(
     runs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from demo.engine.errors import UsageError
+    from demo.tools.survey import find_runs
 
     run = write_run(tmp_path / "runs" / "mnist" / "1")
     (run / "checkpoints").mkdir()
     write_run(tmp_path / "runs" / "mnist" / "mlartifacts" / "1" / "deep")
-    assert runs.find_runs([tmp_path / "runs", run]) == [run]
+    assert find_runs([tmp_path / "runs", run]) == [run]
     (tmp_path / "empty").mkdir()
     assert runs.main([str(tmp_path / "empty"), "--fail"]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path / 'empty'}\n"

@@ -3,11 +3,11 @@
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 
 from ..errors import UsageError
+from . import driver
 from .environment import Ranks
 
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
@@ -40,7 +40,7 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     gpus = torch.get_device_module(wanted)
     visible = gpus.device_count() if gpus.is_available() else 0
     here = f"rank {ranks.rank} on {socket.gethostname()}"
-    if not visible and (old := too_old(torch.version.cuda)):
+    if not visible and (old := driver.too_old(torch.version.cuda)):
         raise UsageError(f"{here} can't use a GPU: {old}")
     if not visible:
         names = [f"{name}={os.environ[name]}" for name in VISIBLE_DEVICES if name in os.environ]
@@ -60,28 +60,6 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     device = torch.device(wanted, ranks.local_rank % visible)
     gpus.set_device(device)
     return device
-
-
-def too_old(built: str | None) -> str:
-    """Return a text if the NVIDIA driver of this node is too old for torch, else "".
-
-    It is also "" without such a driver. A driver supports all minor versions of its CUDA version.
-
-    Args:
-        built: `torch.version.cuda`.
-    """
-    # The library may be missing, or not find a driver, with any class of exception.
-    with suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        major, rest = divmod(pynvml.nvmlSystemGetCudaDriverVersion_v2(), 1000)
-        if built and int(built.partition(".")[0]) > major:
-            return (
-                f"torch is built for CUDA {built}, but the driver of the GPUs supports CUDA "
-                f"{major}.{rest // 10}: install a build for CUDA {major}, as docs/setup.md says"
-            )
-    return ""
 
 
 def choose_backend(wanted: str, device: torch.device, strategy: str = "ddp") -> str:

@@ -87,8 +87,7 @@ def _is_tested(torch: str) -> bool:
 
 
 def _gpus(torch: ModuleType) -> Iterator[Finding]:
-    from ...engine.ranks import topology
-    from ...engine.ranks.device import too_old
+    from ...engine.ranks import driver, topology
 
     kind = "xpu" if getattr(torch.version, "xpu", None) else "cuda"
     gpus = getattr(torch, kind)
@@ -98,7 +97,7 @@ def _gpus(torch: ModuleType) -> Iterator[Finding]:
         torch.zeros(1, device=f"{kind}:{index}")  # raises if the GPU is broken or in use
         if far := topology.far_from(gpus.get_device_properties(index)):
             yield Finding("warning", "cores", f"{far}: see 'Cores near the GPU' in docs/slurm.md")
-    if not seen and (old := too_old(torch.version.cuda)):
+    if not seen and (old := driver.too_old(torch.version.cuda)):
         yield Finding("error", "GPUs", old)
     elif given > seen:
         message = f"Slurm gave {given} GPU(s), but torch sees {seen}: check that torch is built "
