@@ -157,7 +157,7 @@ def _compile_once(
     source: Any,  # noqa: ANN401
     name: str | None = None,
     filename: str | None = None,
-    **options: bool,
+    **options: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     # Not by the file: each render of the working tree is from another clone of it.
     key = (source, name, *sorted(options.items()))
