@@ -108,9 +108,8 @@ def test_checkpoints_and_hooks_of_validations_are_no_training(
         project,
         tmp_path,
         "engine/checkpoint.py",
-        "            self._save(line_count, before, best)",
-        "            import time\n\n            time.sleep(0.2)\n"
-        "            self._save(line_count, before, best)",
+        "        norm = parameter_norm(",
+        "        time.sleep(0.2)\n        norm = parameter_norm(",
     )
     model = slow / "src/demo/model.py"
     hook = "    def on_evaluation_start(self, training, split):\n        import time\n\n"
