@@ -77,7 +77,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("figures")
     for name, figure in record["figures"].items():
         terminalreporter.write_line(f"{name}: {figure['value']:.4g} {figure['unit']}")
-    if path := config.getoption("--record"):
+    if path := config.getoption("--record", None):  # unknown if all of tests/ runs
         path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         terminalreporter.write_line(f"written to {path}")
 

@@ -43,7 +43,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
 
 def test_all_precisions_learn(digits: Path, tmp_path: Path) -> None:
-    """Synthetic digits are easy: 200 steps of the example suffice, on a CPU as on a GPU."""
+    """Synthetic digits are easy: 300 steps of the example suffice, on a CPU as on a GPU."""
     for name, flags in {
         "fp32": (),
         "bf16": ("--precision=bf16",),

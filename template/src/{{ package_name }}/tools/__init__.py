@@ -1,4 +1,7 @@
-"""The commands other than `train` and `download`. A project can be made without any of them."""
+"""The commands other than `train` and `download`, and torchrun.py, which starts the ranks.
+
+A project can be made without any of the commands but `runs`.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
