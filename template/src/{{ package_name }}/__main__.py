@@ -56,7 +56,8 @@ def download(argv: Sequence[str]) -> int:
 
 
 # All commands with their lines of help. Each command but `train` and `download` is the function
-# `main` of its module in tools/. A project has only the modules that its answers chose.
+# `main` of its module in tools/. A project has only the modules that its answers chose. To add a
+# command, add its module there and a line here.
 COMMANDS = {
     "train": "train the model in one process, or in every rank that torchrun or srun started",
     "download": "download the dataset and verify it; needs internet access",

@@ -1,4 +1,4 @@
-"""The training engine. Do not edit this folder: `make update` replaces it.
+"""The training engine. Do not edit this folder: updates change it.
 
 It imports none of your files.
 

@@ -1,4 +1,8 @@
-"""Seeds that depend only on their purpose, so that checkpoints need no state of generators."""
+"""Seeds that depend only on their purpose, so that checkpoints need no state of generators.
+
+`Training` (training.py) seeds the start equally on all ranks, and each step by its rank in
+`prepare`. batches.py and stream.py seed each sample, and evaluate.py each evaluation.
+"""
 
 import random
 

@@ -1,4 +1,7 @@
-"""Sends log lines to the terminal and to log.txt in the run folder, with a prefix."""
+"""Sends log lines to the terminal and to log.txt in the run folder, with a prefix.
+
+logger.py makes the lines of metrics, and messages.py those of the start.
+"""
 
 import logging
 from logging.handlers import MemoryHandler
