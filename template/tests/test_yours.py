@@ -48,7 +48,7 @@ def test_steps_have_a_finite_loss_and_train_all_that_is_not_frozen(
     for name, parameter in left.copy().items():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: left.pop(name, None))
     # Several steps, because one step may train only some of several networks.
-    for _, batches in zip(range(8), training.loader.epoch(0, 0, 0), strict=False):
+    for _, batches in zip(range(8), training.loader.epoch(training.position), strict=False):
         step = package("engine.epochs").Step(batches, *training.loader.sizes(batches))
         package("train").train_step(training, step)
     readings = training.meter.read(world)

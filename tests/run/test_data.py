@@ -36,14 +36,22 @@ class Loader:
         from demo.engine.data.steps import StepLoader
 
         settings: Any = SimpleNamespace(
-            batch_size=batch_size, accumulate=1, seed=seed, workers=workers
+            batch_size=batch_size,
+            accumulate=1,
+            seed=seed,
+            workers=workers,
+            epochs=9,
+            max_steps=None,
         )
         world: Any = SimpleNamespace(rank=rank, size=ranks, device=torch.device("cpu"))
         self.steps = StepLoader(dataset, settings, world, None)
         self.close, self.spare = self.steps.close, self.steps.spare
 
     def epoch(self, epoch: int, consumed: int = 0, batches: int = 0) -> Iterator[tuple[int, Any]]:
-        for loaded in takewhile(len, self.steps.epoch(epoch, consumed, batches)):
+        from demo.engine.position import Position
+
+        position = Position(epoch=epoch, consumed=consumed, epoch_steps=batches)
+        for loaded in takewhile(len, self.steps.epoch(position)):
             for batch, samples, _ in loaded:
                 yield samples, batch
 
@@ -51,13 +59,14 @@ class Loader:
 def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]:
     """Return the indices that all ranks together train on, step by step."""
     from demo.engine.data.batches import EpochSampler
+    from demo.engine.position import Place
 
     samplers = [EpochSampler(1003, 25, rank, ranks, seed=5) for rank in range(ranks)]
     for sampler in samplers:
-        sampler.epoch, sampler.consumed = epoch, consumed
+        sampler.consumed, sampler.place = consumed, lambda batch: Place(epoch, batch, 0.0)
     batches = list(zip(*samplers, strict=True))
     keys = [key for step in batches for batch in step for key in batch]
-    assert {which for which, _ in keys} == {epoch}
+    assert {place.epoch for place, _ in keys} == {epoch}
     return [index for _, index in keys]
 
 

@@ -3,9 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .config import Settings
+
+
+class Place(NamedTuple):
+    """Where in a training a step is: its epoch, the steps before it, and the progress before it."""
+
+    epoch: int
+    step: int
+    progress: float
 
 
 @dataclasses.dataclass
@@ -70,6 +78,14 @@ class Position:
             in_epoch = min(self.consumed / (steps * samples_per_step), 1.0)
             progress = max(progress, (self.epoch + in_epoch) / settings.epochs)
         return progress
+
+    def place(
+        self, steps: int, settings: Settings, samples: int | None, samples_per_step: int
+    ) -> Place:
+        """Return the place of the step that comes after this number of further steps."""
+        consumed, step = self.consumed + steps * samples_per_step, self.step + steps
+        later = dataclasses.replace(self, step=step, consumed=consumed)
+        return Place(self.epoch, step, later.progress(settings, samples, samples_per_step))
 
     def is_end(self, settings: Settings) -> bool:
         """Return whether the training is complete."""

@@ -1,16 +1,19 @@
 """Batches of a map-style dataset: which rank reads which samples, with which random numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, Sampler, Subset
 
 from ..errors import UsageError
+from ..position import Place
 from .seeds import derive, seed_generators
 from .workers import loading_workers, started
 
-Key = tuple[int, int]  # the epoch and the index of a sample
+Key = tuple[Place, int]  # the step that a sample is for, and its index
 
 
 class EpochSampler(Sampler[list[Key]]):
@@ -26,8 +29,8 @@ class EpochSampler(Sampler[list[Key]]):
         batch_size: the number of samples in a batch of one rank.
 
     Attributes:
-        epoch: the epoch to yield, from 0.
         consumed: how many samples of the epoch all ranks together have used before.
+        place: takes the number of a batch from there on, and returns the place of its step.
 
     Raises:
         UsageError: the dataset has fewer samples than one global batch.
@@ -36,7 +39,8 @@ class EpochSampler(Sampler[list[Key]]):
     def __init__(self, length: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
         self.length, self.batch_size = length, batch_size
         self.rank, self.world_size, self.seed = rank, world_size, seed
-        self.epoch, self.consumed = 0, 0
+        self.consumed = 0
+        self.place: Callable[[int], Place] = partial(Place, 0, progress=0.0)
         if length < batch_size * world_size:
             raise UsageError(
                 f"the training set has {length} samples, fewer than one batch of {batch_size} on "
@@ -44,13 +48,13 @@ class EpochSampler(Sampler[list[Key]]):
             )
 
     def __iter__(self) -> Iterator[list[Key]]:
-        generator = torch.Generator().manual_seed(derive("order", self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(derive("order", self.seed, self.place(0).epoch))
         order = torch.randperm(self.length, generator=generator)
         whole = self.batch_size * self.world_size
-        for first in range(self.consumed, self.length - whole + 1, whole):
-            mine = first + self.rank * self.batch_size
+        for number, first in enumerate(range(self.consumed, self.length - whole + 1, whole)):
+            mine, place = first + self.rank * self.batch_size, self.place(number)
             indices = order[mine : mine + self.batch_size].tolist()
-            yield [(self.epoch, index) for index in indices]
+            yield [(place, index) for index in indices]
 
 
 class SeededSamples(Dataset):
@@ -62,10 +66,14 @@ class SeededSamples(Dataset):
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
+        self.listeners = [*listeners(dataset)]
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:  # noqa: ANN401 - the dataset's own type
-        """Return the samples with these keys, which are all of one epoch."""
-        seed = derive("sample", self.seed, keys[0][0])
+        """Return the samples with these keys, which are all of one step."""
+        place = keys[0][0]
+        seed = derive("sample", self.seed, place.epoch)
+        for each in self.listeners:
+            each.set_progress(*place)
         indices = [index for _, index in keys]
         if hasattr(unwrapped(self.dataset), "__getitems__"):
             seed_generators(seed + indices[0])
@@ -85,6 +93,21 @@ def unwrapped(dataset: Dataset) -> Dataset:
     while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         dataset = dataset.dataset
     return dataset
+
+
+def listeners(dataset: Any) -> Iterator[Any]:  # noqa: ANN401 - any dataset
+    """Yield what has a method `set_progress`: a dataset, what it wraps, and the owner of `decode`.
+
+    A Subset and a ConcatDataset wrap other datasets; a ShardStream may decode with a method.
+    """
+    if hasattr(dataset, "set_progress"):
+        yield dataset
+    if isinstance(dataset, Subset):
+        yield from listeners(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        yield from chain.from_iterable(map(listeners, dataset.datasets))
+    elif (owner := getattr(getattr(dataset, "decode", None), "__self__", dataset)) is not dataset:
+        yield from listeners(owner)
 
 
 def collate_of(dataset: Dataset) -> Callable[[Any], Any] | None:

@@ -8,6 +8,7 @@ The type of the dataset that data.py returns decides how ranks and workers share
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from ..checks import check_weight
 from ..config import Settings
 from ..errors import UsageError
+from ..position import Place, Position
 from ..ranks.world import World
 from ..run.clock import CLOCK
 from ..run.record import RECORDER
@@ -67,7 +69,7 @@ class StepLoader:
         # Without its own generator, DataLoader would draw a number from the global one each epoch.
         options |= {"pin_memory": world.device.type == "cuda", "generator": torch.Generator()}
         if isinstance(dataset, ShardStream):
-            dataset.assign(world.rank, world.size, settings.seed)
+            dataset.assign(world.rank, world.size, settings.seed, settings.batch_size)
             self.samples = dataset.length
             collate = getattr(dataset, "collate", default_collate)
             counted = partial(_counted, collate)
@@ -85,18 +87,16 @@ class StepLoader:
             options |= {"batch_sampler": self.sampler, "persistent_workers": self.workers > 0}
             options["collate_fn"] = collate_of(dataset)
             self.loader = DataLoader(SeededSamples(dataset, settings.seed), **options)
+        lengths = {"samples": self.samples, "samples_per_step": self.samples_per_step}
+        self.place = partial(_place, settings=settings, **lengths)
 
-    def epoch(self, epoch: int, consumed: int, epoch_steps: int) -> Iterator[list[Loaded]]:
+    def epoch(self, position: Position) -> Iterator[list[Loaded]]:
         """Yield the batches of each remaining step of an epoch, and then empty lists.
 
-        Args:
-            epoch: its number, from 0.
-            consumed: samples of the epoch that all ranks together have used before. A map-style
-                dataset starts after them.
-            epoch_steps: steps of the epoch taken before. A stream skips their batches, and decodes
-                almost none of them.
+        A map-style dataset starts after the samples that were used. A stream skips the batches of
+        the steps that were taken, and decodes almost none of them.
         """
-        batches = self._batches(epoch, consumed, epoch_steps * self.accumulate)
+        batches = self._batches(replace(position))  # as it is now: the loop advances it
         while True:
             began = time.perf_counter()
             with CLOCK.during("data"):
@@ -104,14 +104,18 @@ class StepLoader:
             RECORDER.add("train/data_seconds", time.perf_counter() - began, 1)
             yield loaded
 
-    def _batches(self, epoch: int, consumed: int, skipped: int) -> Iterator[Loaded]:
+    def _batches(self, position: Position) -> Iterator[Loaded]:
+        skipped = 0
         if isinstance(self.dataset, ShardStream):
+            skipped = position.epoch_steps * self.accumulate
             # Workers take turns, so each of them made at least this many of the batches.
             share = skipped // max(self.workers, 1)
-            self.dataset.set_epoch(epoch, skip=share * self.batch_size)
+            self.dataset.set_epoch(position.epoch, skip=share * self.batch_size)
+            begin = replace(position, step=position.step - position.epoch_steps, consumed=0)
+            self.dataset.place = partial(self.place, begin)
         else:
-            self.sampler.epoch, self.sampler.consumed = epoch, consumed
-            skipped = 0
+            self.sampler.consumed = position.consumed
+            self.sampler.place = partial(self.place, position)
         for number, loaded in enumerate(started(self.loader, self.dataset)):
             # Samples are counted before `collate`, which may drop some.
             samples, batch = loaded if self.is_stream else (self.batch_size, loaded)
@@ -153,6 +157,17 @@ class StepLoader:
     def close(self) -> None:
         """End the loading workers. They ignore signals, so Python would wait for them at exit."""
         del self.loader
+
+
+def _place(
+    position: Position,
+    batch: int,
+    settings: Settings,
+    samples: int | None,
+    samples_per_step: int,
+) -> Place:
+    """Return the place of the step of a batch: the batch with this number after a position."""
+    return position.place(batch // settings.accumulate, settings, samples, samples_per_step)
 
 
 def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[int, Any]:

@@ -3,12 +3,15 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, count, islice, repeat
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UsageError
+from ..position import Place
+from .batches import listeners
 from .seeds import derive, seed_generators
 
 SKIPPED = object()
@@ -48,15 +51,17 @@ class ShardStream(IterableDataset):
         self.shards, self.read, self.shuffle, self.decode = shards, read, shuffle, decode
         self.sizes, self.length = sizes, length if sizes is None else sum(sizes)
         self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0
+        self.batch_size, self.place = 1, partial(Place, 0, progress=0.0)
 
-    def assign(self, rank: int, world_size: int, seed: int) -> None:
-        """Set the rank that uses this object, the world size, and the seed of the run.
+    def assign(self, rank: int, world_size: int, seed: int, batch_size: int = 1) -> None:
+        """Set the rank that uses this object, the world size, and settings of the run.
 
         Raises:
             UsageError: there are fewer shards than ranks, or the number of `sizes` is not the
                 number of shards.
         """
         self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.batch_size = batch_size
         if len(self.shards) < world_size:
             raise UsageError(
                 f"the training set has {len(self.shards)} shard(s) for {world_size} rank(s), and "
@@ -82,12 +87,18 @@ class ShardStream(IterableDataset):
         # even if some of its workers have none.
         order = order[self.rank :: self.world_size][mine::workers]
         draws = derive("samples", self.seed, self.epoch, self.rank, mine)
-        finished = self._finished(order, draws)
+        finished, told = self._finished(order, draws), [*listeners(self)]
         samples = chain.from_iterable(self._samples(shard, finished) for shard in order)
         for number, (seed, sample) in enumerate(self._shuffled(samples, draws)):
             if number < self.skip:
                 yield SKIPPED
-            elif self.decode:
+                continue
+            if told and number % self.batch_size == 0:
+                # Workers take turns to make batches.
+                place = self.place(number // self.batch_size * workers + mine)
+                for each in told:
+                    each.set_progress(*place)
+            if self.decode:
                 seed_generators(seed)
                 yield self.decode(sample)
             else:
