@@ -66,8 +66,8 @@ def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]
         sampler.consumed, sampler.place = consumed, lambda batch: Place(epoch, batch, 0.0)
     batches = list(zip(*samplers, strict=True))
     keys = [key for step in batches for batch in step for key in batch]
-    assert {place.epoch for place, _ in keys} == {epoch}
-    return [index for _, index in keys]
+    assert {place.epoch for place, _, _ in keys} == {epoch}
+    return [index for _, _, index in keys]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -32,7 +32,8 @@ def saver(project: Path, tmp_path: Path) -> "Checkpointing":
 
     world = World(0, 1, 0, "none", torch.device("cpu"), None, ("here",), None)
     settings = Settings(run_dir=str(tmp_path), timeout=PATIENCE)
-    return Checkpointing(SimpleNamespace(layouts=dict), None, settings, world, 1)
+    loader: Any = SimpleNamespace(samples_per_step=1, state_dict=lambda: None)
+    return Checkpointing(SimpleNamespace(layouts=dict), None, settings, world, loader)
 
 
 def held_up(event: threading.Event) -> Callable[[], None]:

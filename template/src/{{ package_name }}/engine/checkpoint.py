@@ -26,6 +26,7 @@ from .checkpoint_files import (
     part_name,
 )
 from .config import Settings
+from .data.steps import StepLoader
 from .errors import UsageError
 from .filesystem import remove, write_atomically
 from .networks import Networks
@@ -46,7 +47,7 @@ class Checkpointing:
     state of random generators is not saved, since they are seeded for each step and each sample.
 
     Args:
-        step_samples: the number of samples in a step over all ranks.
+        loader: of the training set, whose state is saved if it has one.
 
     Attributes:
         position: how far the training is.
@@ -57,11 +58,16 @@ class Checkpointing:
     """
 
     def __init__(
-        self, networks: Networks, meter: Meter, settings: Settings, world: World, step_samples: int
+        self,
+        networks: Networks,
+        meter: Meter,
+        settings: Settings,
+        world: World,
+        loader: StepLoader,
     ) -> None:
         self.networks, self.meter, self.settings, self.world = networks, meter, settings, world
         self.described = settings.as_dict()  # once, since it takes as long as a step
-        self.samples_per_step = step_samples
+        self.loader, self.samples_per_step = loader, loader.samples_per_step
         self.run_dir = Path(str(settings.run_dir))
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, settings.keep_checkpoints, settings.keep_every)
@@ -95,6 +101,7 @@ class Checkpointing:
             **self.networks.state_dict(),
             "position": self.position.state_dict(),
             "meter": self.meter.state_dict(self.world),
+            "data": self.world.collect(data) if (data := self.loader.state_dict()) else None,
             "plugins": self.plugins,
             "line_count": line_count,
             "world_size": self.world.size,
@@ -225,6 +232,8 @@ class Checkpointing:
                 # The steps that these samples would have taken with the new size of a step.
                 self.position.epoch_steps = self.position.consumed // self.samples_per_step
             self.meter.load_state_dict(state["meter"], self.world)
+            if data := state["data"]:  # of each rank
+                self.loader.load_state_dict(dict(enumerate(data)).get(self.world.rank))
             self.plugins = dict(state["plugins"])
             if not isinstance(state["line_count"], int | None):
                 raise TypeError(f"line_count is a {type(state['line_count']).__name__}")

@@ -1,7 +1,7 @@
 """Checks the return values of model.py and data.py, and that all ranks have the same settings."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,26 @@ def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
     return datasets
 
 
+def parts_of(dataset: Any, split: str) -> dict[str, Any]:  # noqa: ANN401 - data.py's own class
+    """Return a dataset by its split; for a dictionary of sets, each as `split/name`."""
+    if not isinstance(dataset, Mapping):
+        return {split: dataset}
+    return {f"{split}/{name}": each for name, each in dataset.items()}
+
+
+def part_of(datasets: Any, name: str) -> Any:  # noqa: ANN401 - data.py's own class
+    """Return a dataset by its name, such as "test", or "validation/clean" for one of several.
+
+    Raises:
+        UsageError: there is no such dataset, or it has several parts.
+    """
+    split = name.partition("/")[0]
+    parts = parts_of(getattr(datasets, split, None), split)
+    if parts.get(name) is None:
+        raise UsageError(f"there is no dataset '{name}': data.py has {', '.join(parts)}")
+    return parts[name]
+
+
 def check_data_dir(settings: Settings) -> None:
     """Raise UsageError if the run had its data on the nodes of its job, where they are gone now."""
     if settings.data_dir.startswith("$STAGED"):
@@ -114,7 +134,8 @@ def check_datasets(
         world: the ranks.
     """
     check_length("training", samples, world)
-    check_length("validation", len(datasets.validation), world)
+    for name, each in parts_of(datasets.validation, "validation").items():
+        check_length(name, len(each), world)
     check_length("test", len(datasets.test), world)
     if samples is None and not settings.max_steps:
         raise UsageError("the training set has no length: set --max-steps")

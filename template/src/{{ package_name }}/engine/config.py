@@ -244,8 +244,8 @@ class Settings:
     """seconds that a rank waits for other ranks before it gives up"""
     meet_timeout: Seconds = 300
     """seconds that a rank waits at the start, until all ranks have connected"""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: mixed precision"""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16: mixed precision; fp16: for GPUs without bf16, such as V100 and T4, with loss scaling"""
     recompute: bool = False
     """activation checkpointing: recompute activations in the backward pass; less memory, slower"""
     compile: bool = False

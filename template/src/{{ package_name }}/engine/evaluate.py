@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .checks import check_weight
+from .checks import check_weight, parts_of
 from .config import Settings
 from .data.batches import evaluation_batches
 from .data.seeds import derive, seed_generators
@@ -52,7 +52,11 @@ class Evaluator:
     world: World
     shapes: dict[tuple[str, str], torch.Size] = field(default_factory=dict)
 
-    def check(self, validation: Dataset, test: Dataset) -> tuple[Evaluation, tuple[Any, Any]]:
+    def check(
+        self,
+        validation: Any,  # noqa: ANN401 - a dataset, or several by name
+        test: Dataset,
+    ) -> tuple[Evaluation, tuple[Any, Any]]:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
 
         Returns:
@@ -63,8 +67,10 @@ class Evaluator:
             UsageError: `best` of the learner is not the name of a validation metric with "min" or
                 "max".
         """
-        found = self._evaluate(validation, "validation", 0, self.world.size).metrics
-        self.predict(validation, 1)
+        found: dict[str, float] = {}
+        for name, each in parts_of(validation, "validation").items():
+            found |= self._evaluate(each, name, 0, self.world.size).metrics
+            self.predict(each, 1)
         if self.learner.best not in [(name, each) for name in found for each in ("min", "max")]:
             raise UsageError(
                 f"best in model.py is {self.learner.best!r}: it must be a metric of the validation "
@@ -73,15 +79,21 @@ class Evaluator:
         few = min(16, self.settings.test_batch_size)
         return self._evaluate(test, "test", 0, few * self.world.size), self.predict(test, few)
 
-    def evaluate(self, dataset: Dataset, split: str, step: int) -> Evaluation:
-        """Return the metrics over a map-style dataset; every rank calls this.
+    def evaluate(self, dataset: Any, split: str, step: int) -> Evaluation:  # noqa: ANN401
+        """Return the metrics over a map-style dataset, or a dictionary of them.
+
+        Every rank calls this.
 
         Args:
             dataset: each of its samples is evaluated once, on one rank.
             split: "validation", "test" or "train"; the names of the metrics begin with it.
             step: steps taken so far; it seeds the random numbers of the evaluation.
         """
-        found = self._evaluate(dataset, split, step, None)
+        found = Evaluation({}, {})
+        for name, each in parts_of(dataset, split).items():
+            one, prefix = self._evaluate(each, name, step, None), name[len(split) + 1 :]
+            found.metrics.update(one.metrics)
+            found.sums.update({f"{prefix}/{k}" if prefix else k: s for k, s in one.sums.items()})
         for name, value in list(found.metrics.items()):
             if not math.isfinite(value) and name != self.learner.best[0]:
                 log.warning("%s is %s at step %d; it is not recorded", name, value, step)

@@ -72,6 +72,8 @@ class Networks:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         self.options = {name: _options(each) for name, each in self.optimizers.items()}
+        # If gradients overflow, it skips the step on all ranks and halves the scale.
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=settings.precision == "fp16")
 
     def view(self, modules: Mapping[str, nn.Module]) -> Any:  # noqa: ANN401 - as `build` returned
         """Return modules in the form of the learner's `build`: one module, or a dictionary."""
@@ -122,6 +124,7 @@ class Networks:
             "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
             "optimizer_classes": {n: type(each).__name__ for n, each in self.optimizers.items()},
             "optimizer_options": self.options,
+            "scaler": self.scaler.state_dict(),
         }
 
     def layouts(self) -> dict[tuple[Any, ...], Tensor]:
@@ -167,6 +170,8 @@ class Networks:
             optimizer.load_state_dict(state["optimizers"][name])
             for group, new, old in zip(optimizer.param_groups, now, earlier, strict=True):
                 group.update({key: new[key] for key in new if new[key] != old.get(key)})
+        if state["scaler"]:  # empty if the precision was another one
+            self.scaler.load_state_dict(state["scaler"])
 
 
 def _named(method: str, made: Any, name: str, kind: type) -> dict[str, Any]:  # noqa: ANN401

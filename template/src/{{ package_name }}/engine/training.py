@@ -16,6 +16,7 @@ from .checks import (
     check_loaded,
     check_pretrained,
     check_same_settings,
+    part_of,
     rehearsed,
 )
 from .config import Settings
@@ -95,9 +96,7 @@ class Training:
         self.networks = Networks(learner, settings, world, resumes=start is not None)
         self.evaluator = Evaluator(learner, self.networks, settings, world)
         self.updater = Updater(self.networks, settings, world)
-        self.checkpointing = Checkpointing(
-            self.networks, self.meter, settings, world, self.loader.samples_per_step
-        )
+        self.checkpointing = Checkpointing(self.networks, self.meter, settings, world, self.loader)
         if start:
             self.checkpointing.resume(start)
         self.position = self.checkpointing.position
@@ -267,7 +266,7 @@ class Training:
         """Evaluate on a split, "validation" or "test". Every rank calls this method."""
         with CLOCK.during("validation"):
             self.hooks.call("on_evaluation_start", split)
-            dataset = getattr(self.datasets, split)
+            dataset = getattr(self.datasets, split)  # or several
             found = self.evaluator.evaluate(dataset, split, self.position.step)
             if split != "test":  # an error in the last call must not undo the run: see `finish`
                 self.hooks.call("on_evaluation_end", split, dict(found.metrics))
@@ -279,10 +278,10 @@ class Training:
         Every rank calls this.
 
         Args:
-            split: "train", "validation" or "test".
+            split: "train", "validation" or "test", or "validation/NAME" for one of several sets.
             samples: the number of samples of each rank.
         """
-        return self.evaluator.predict(getattr(self.datasets, split), samples)
+        return self.evaluator.predict(part_of(self.datasets, split), samples)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -74,16 +74,24 @@ class Updater:
                     with CLOCK.mark("forward"):
                         value = self._forward(loss, selection.networks, batch)
                     with CLOCK.mark("backward"):
-                        (value * (weight * scale)).backward()
+                        self.networks.scaler.scale(value * (weight * scale)).backward()
                 RECORDER.add(f"train/{label}loss", value, weight)
+        scaler = self.networks.scaler
+        for name in names:
+            scaler.unscale_(self.networks.optimizers[name])
         if self.settings.clip_norm or self.measure_norm:
             gradients = [p.grad for p in selection.parameters if p.grad is not None]
             norm = full_tensor(nn.utils.get_total_norm(gradients))  # with FSDP, over all ranks
             if self.settings.clip_norm:
                 nn.utils.clip_grads_with_norm_(selection.parameters, self.settings.clip_norm, norm)
-            RECORDER.add(f"train/{label}gradient_norm", norm, 1)
+            if not scaler.is_enabled() or norm.isfinite():
+                RECORDER.add(f"train/{label}gradient_norm", norm, 1)
         for name in names:
-            self.networks.optimizers[name].step()
+            scaler.step(self.networks.optimizers[name])
+        before = scaler.get_scale()
+        scaler.update()
+        if scaler.is_enabled():
+            RECORDER.add("train/skipped_steps", float(scaler.get_scale() < before), 1, "sum")
         for module in self.networks.modules.values():
             module.zero_grad()
 

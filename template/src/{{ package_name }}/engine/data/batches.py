@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, Sampler, Subset
 
 from ..errors import UsageError
@@ -13,7 +14,8 @@ from ..position import Place
 from .seeds import derive, seed_generators
 from .workers import loading_workers, started
 
-Key = tuple[Place, int]  # the step that a sample is for, and its index
+# The step that a sample is for, its place in the order of the epoch, and its index.
+Key = tuple[Place, int, int]
 
 
 class EpochSampler(Sampler[list[Key]]):
@@ -22,11 +24,13 @@ class EpochSampler(Sampler[list[Key]]):
     An epoch is a permutation of the dataset that depends only on the seed and the epoch. The
     permutation is cut into global batches, and each rank takes its part of every global batch. So
     a number of samples is enough to describe the position in an epoch, with any world size. The
-    last global batch is left out if it is incomplete.
+    last global batch is left out if it is incomplete. With weights, an epoch has as many samples,
+    but each is drawn with replacement, with a probability that its weight gives.
 
     Args:
         length: the number of samples in the dataset.
         batch_size: the number of samples in a batch of one rank.
+        weights: the result of `weights_of` the dataset.
 
     Attributes:
         consumed: how many samples of the epoch all ranks together have used before.
@@ -36,9 +40,18 @@ class EpochSampler(Sampler[list[Key]]):
         UsageError: the dataset has fewer samples than one global batch.
     """
 
-    def __init__(self, length: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        weights: Tensor | None = None,
+    ) -> None:
         self.length, self.batch_size = length, batch_size
         self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.bounds = None if weights is None else weights.cumsum(0)
         self.consumed = 0
         self.place: Callable[[int], Place] = partial(Place, 0, progress=0.0)
         if length < batch_size * world_size:
@@ -49,19 +62,23 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(derive("order", self.seed, self.place(0).epoch))
-        order = torch.randperm(self.length, generator=generator)
+        if self.bounds is None:
+            order = torch.randperm(self.length, generator=generator)
+        else:  # torch.multinomial takes at most 2**24 weights
+            drawn = torch.rand(self.length, dtype=torch.float64, generator=generator)
+            order = torch.searchsorted(self.bounds, drawn * self.bounds[-1], right=True)
         whole = self.batch_size * self.world_size
         for number, first in enumerate(range(self.consumed, self.length - whole + 1, whole)):
             mine, place = first + self.rank * self.batch_size, self.place(number)
             indices = order[mine : mine + self.batch_size].tolist()
-            yield [(place, index) for index in indices]
+            yield [(place, number, index) for number, index in enumerate(indices, mine)]
 
 
 class SeededSamples(Dataset):
     """Wraps a map-style dataset, so that a sample draws the same random numbers in any process.
 
-    If the dataset has `__getitems__`, which reads a whole batch at once, it draws with the seed of
-    the first sample.
+    The numbers depend on the epoch and on the place of the sample in its order. If the dataset has
+    `__getitems__`, which reads a whole batch at once, it draws with the seed of the first sample.
     """
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
@@ -70,17 +87,17 @@ class SeededSamples(Dataset):
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:  # noqa: ANN401 - the dataset's own type
         """Return the samples with these keys, which are all of one step."""
-        place = keys[0][0]
+        place, first, _ = keys[0]
         seed = derive("sample", self.seed, place.epoch)
         for each in self.listeners:
             each.set_progress(*place)
-        indices = [index for _, index in keys]
+        indices = [index for _, _, index in keys]
         if hasattr(unwrapped(self.dataset), "__getitems__"):
-            seed_generators(seed + indices[0])
+            seed_generators(seed + first)
             return self.dataset.__getitems__(indices)  # type: ignore[attr-defined]
         samples = []
-        for index in indices:
-            seed_generators(seed + index)
+        for number, index in enumerate(indices, first):
+            seed_generators(seed + number)
             samples.append(self.dataset[index])
         return samples
 
@@ -108,6 +125,35 @@ def listeners(dataset: Any) -> Iterator[Any]:  # noqa: ANN401 - any dataset
         yield from chain.from_iterable(map(listeners, dataset.datasets))
     elif (owner := getattr(getattr(dataset, "decode", None), "__self__", dataset)) is not dataset:
         yield from listeners(owner)
+
+
+def weights_of(dataset: Any) -> Tensor | None:  # noqa: ANN401 - any dataset
+    """Return the attribute `weights` of a map-style dataset, or of the datasets that it wraps.
+
+    Returns:
+        float64 of shape (samples,), or None if no sample has a weight.
+
+    Raises:
+        UsageError: there is not one finite weight >= 0 for each sample, or all are 0.
+    """
+    if (given := getattr(dataset, "weights", None)) is not None:
+        weights = torch.as_tensor(given, dtype=torch.float64)
+        good = weights.shape == (len(dataset),) and bool((weights >= 0).all())
+        if not good or not 0 < weights.sum() < torch.inf:
+            raise UsageError(
+                f"`weights` of {type(dataset).__name__} in data.py must be one number >= 0 for "
+                f"each of its {len(dataset)} samples, not all 0, but has shape "
+                f"{tuple(weights.shape)} and the sum {weights.sum():g}"
+            )
+        return weights
+    if isinstance(dataset, Subset) and (inner := weights_of(dataset.dataset)) is not None:
+        return inner[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [weights_of(each) for each in dataset.datasets]
+        if any(each is not None for each in parts):
+            equal = (torch.ones(len(each), dtype=torch.float64) for each in dataset.datasets)
+            return torch.cat([o if p is None else p for p, o in zip(parts, equal, strict=True)])
+    return None
 
 
 def collate_of(dataset: Dataset) -> Callable[[Any], Any] | None:

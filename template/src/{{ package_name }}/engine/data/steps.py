@@ -4,13 +4,15 @@ The type of the dataset that data.py returns decides how ranks and workers share
 - A map-style dataset (with `__len__` and `__getitem__`) is read in the random order of
   `EpochSampler`. A resumed run continues at the same sample, on any number of ranks.
 - A `ShardStream` is read from front to back. Each shard is read by one worker of one rank.
+- An iterable dataset with `state_dict` and `load_state_dict` belongs to its rank, which reads it
+  without workers, and checkpoints keep its state.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,8 @@ from ..position import Place, Position
 from ..ranks.world import World
 from ..run.clock import CLOCK
 from ..run.record import RECORDER
-from .batches import EpochSampler, SeededSamples, collate_of
+from .batches import EpochSampler, SeededSamples, collate_of, listeners, weights_of
+from .seeds import derive, seed_generators
 from .stream import SKIPPED, ShardStream
 from .workers import loading_workers, started
 
@@ -40,8 +43,9 @@ class StepLoader:
     """Loads this rank's training batches: a list for each step.
 
     Args:
-        dataset: map-style, or a `ShardStream`. A map-style dataset may have the methods
-            `__getitems__`, which reads a whole batch, and `collate`, which gets that result.
+        dataset: map-style, a `ShardStream`, or an iterable dataset with a state. A map-style
+            dataset may have the methods `__getitems__`, which reads a whole batch, and `collate`,
+            which gets that result.
         weigh: returns the weight of a batch; if None, the weight is the number of samples.
 
     Attributes:
@@ -61,48 +65,83 @@ class StepLoader:
         self.dataset, self.weigh = dataset, weigh
         self.batch_size, self.accumulate = settings.batch_size, settings.accumulate
         self.samples_per_step = self.batch_size * self.accumulate * world.size
-        self.is_stream = isinstance(dataset, ShardStream)
+        self.has_state = is_stateful(dataset)
+        self.is_stream = self.has_state or isinstance(dataset, ShardStream)
         self.uneven = self.is_stream or weigh is not None
         self.first: Any = None
-        options = loading_workers(settings.workers)
+        self.ahead: list[Loaded] = []  # the step that was loaded last
+        self.ended = self.resumed = False
+        options = loading_workers(0 if self.has_state else settings.workers)
         self.workers: int = options["num_workers"]
         # Without its own generator, DataLoader would draw a number from the global one each epoch.
         options |= {"pin_memory": world.device.type == "cuda", "generator": torch.Generator()}
         if isinstance(dataset, ShardStream):
-            dataset.assign(world.rank, world.size, settings.seed, settings.batch_size)
-            self.samples = dataset.length
+            dataset.batch_size = settings.batch_size
+        if self.is_stream:
+            if assign := getattr(dataset, "assign", None):
+                assign(world.rank, world.size, settings.seed)
+            self.samples = dataset.length if isinstance(dataset, ShardStream) else None
             collate = getattr(dataset, "collate", default_collate)
             counted = partial(_counted, collate)
             self.loader = DataLoader(dataset, settings.batch_size, collate_fn=counted, **options)
         elif isinstance(dataset, IterableDataset):
             raise UsageError(
                 f"the training set is a {type(dataset).__name__}, an iterable dataset that ranks "
-                "can't share: make it a ShardStream, or give it a length and an index"
+                "can't share: make it a ShardStream, or give it state_dict and load_state_dict, or "
+                "a length and an index"
             )
         else:
             self.samples = len(dataset)  # type: ignore[arg-type]
             self.sampler = EpochSampler(
-                self.samples, settings.batch_size, world.rank, world.size, settings.seed
+                self.samples,
+                settings.batch_size,
+                world.rank,
+                world.size,
+                settings.seed,
+                weights_of(dataset),
             )
             options |= {"batch_sampler": self.sampler, "persistent_workers": self.workers > 0}
             options["collate_fn"] = collate_of(dataset)
             self.loader = DataLoader(SeededSamples(dataset, settings.seed), **options)
         lengths = {"samples": self.samples, "samples_per_step": self.samples_per_step}
         self.place = partial(_place, settings=settings, **lengths)
+        self.seeds = "dataset", settings.seed, world.rank
+        self.listeners = [*listeners(dataset)]
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps in an epoch, of a stream about; None if it is unknown."""
+        batches = (self.samples or 0) * self.accumulate // self.samples_per_step
+        return -(-batches // self.accumulate) or None
 
     def epoch(self, position: Position) -> Iterator[list[Loaded]]:
         """Yield the batches of each remaining step of an epoch, and then empty lists.
 
         A map-style dataset starts after the samples that were used. A stream skips the batches of
-        the steps that were taken, and decodes almost none of them.
+        the steps that were taken, and decodes almost none of them. A dataset with a state goes on.
         """
-        batches = self._batches(replace(position))  # as it is now: the loop advances it
-        while True:
+        position = replace(position)  # as it is now: the loop advances it
+        within = self.resumed and (self.ahead or position.epoch_steps)
+        batches = iter(()) if within and self.ended else self._batches(position)
+        for number in count():
             began = time.perf_counter()
             with CLOCK.during("data"):
-                loaded = list(islice(batches, self.accumulate))
+                if number or not within:
+                    if self.has_state:
+                        self._tell(self.place(position, number * self.accumulate))
+                    self.ahead = list(islice(batches, self.accumulate))
+                    self.ended = len(self.ahead) < self.accumulate
+            if not number and not within:
+                self.first = None if position.epoch_steps else next(iter(self.ahead), (None,))[0]
+            self.resumed = False
             RECORDER.add("train/data_seconds", time.perf_counter() - began, 1)
-            yield loaded
+            yield self.ahead
+
+    def _tell(self, place: Place) -> None:
+        """Tell a dataset with a state for which step it reads, and seed what it draws."""
+        for each in self.listeners:
+            each.set_progress(*place)
+        seed_generators(derive(*self.seeds, place.step))
 
     def _batches(self, position: Position) -> Iterator[Loaded]:
         skipped = 0
@@ -113,14 +152,12 @@ class StepLoader:
             self.dataset.set_epoch(position.epoch, skip=share * self.batch_size)
             begin = replace(position, step=position.step - position.epoch_steps, consumed=0)
             self.dataset.place = partial(self.place, begin)
-        else:
+        elif not self.has_state:
             self.sampler.consumed = position.consumed
             self.sampler.place = partial(self.place, position)
         for number, loaded in enumerate(started(self.loader, self.dataset)):
             # Samples are counted before `collate`, which may drop some.
             samples, batch = loaded if self.is_stream else (self.batch_size, loaded)
-            if self.is_stream and number == 0:
-                self.first = batch
             if number >= skipped:
                 weight = check_weight(self.weigh(batch)) if self.weigh else samples
                 yield Loaded(batch, samples, weight)
@@ -143,11 +180,29 @@ class StepLoader:
         if self.first is None and isinstance(self.dataset, ShardStream):
             self.dataset.set_epoch(self.dataset.epoch)
             _, self.first = next(started(self.loader, self.dataset), (0, None))
-            if self.first is None:
-                raise UsageError(
-                    "the shards of a rank have no samples: give each shard about as many samples"
-                )
+        if self.first is None:
+            raise UsageError(
+                "the training set of a rank has no samples: give each rank, or each shard, about "
+                "as many samples"
+            )
         return self.first
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state of a dataset that has one, and the step that was loaded ahead."""
+        if not self.has_state:
+            return None
+        state: Any = self.dataset
+        ahead = [tuple(each) for each in self.ahead]
+        position = {"ahead": ahead, "ended": self.ended, "first": self.first}
+        return {"dataset": state.state_dict(), **position}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Continue from what `state_dict` returned; None stands for no state."""
+        if self.has_state and state:
+            dataset: Any = self.dataset
+            dataset.load_state_dict(state["dataset"])
+            self.ahead = [Loaded(*each) for each in state["ahead"]]
+            self.ended, self.first, self.resumed = state["ended"], state["first"], True
 
     @staticmethod
     def sizes(loaded: list[Loaded]) -> tuple[int, int]:
@@ -157,6 +212,12 @@ class StepLoader:
     def close(self) -> None:
         """End the loading workers. They ignore signals, so Python would wait for them at exit."""
         del self.loader
+
+
+def is_stateful(dataset: Any) -> bool:  # noqa: ANN401 - any dataset
+    """Return whether a dataset is an iterable one with the methods of torchdata's `Stateful`."""
+    methods = ("state_dict", "load_state_dict")
+    return isinstance(dataset, IterableDataset) and all(hasattr(dataset, m) for m in methods)
 
 
 def _place(

@@ -53,15 +53,14 @@ class ShardStream(IterableDataset):
         self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0
         self.batch_size, self.place = 1, partial(Place, 0, progress=0.0)
 
-    def assign(self, rank: int, world_size: int, seed: int, batch_size: int = 1) -> None:
-        """Set the rank that uses this object, the world size, and settings of the run.
+    def assign(self, rank: int, world_size: int, seed: int) -> None:
+        """Set the rank that uses this object, the world size, and the seed of the run.
 
         Raises:
             UsageError: there are fewer shards than ranks, or the number of `sizes` is not the
                 number of shards.
         """
         self.rank, self.world_size, self.seed = rank, world_size, seed
-        self.batch_size = batch_size
         if len(self.shards) < world_size:
             raise UsageError(
                 f"the training set has {len(self.shards)} shard(s) for {world_size} rank(s), and "

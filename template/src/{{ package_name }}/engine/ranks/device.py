@@ -12,6 +12,7 @@ from .environment import Ranks
 
 BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 """The backend of each type of GPU. In torch, AMD GPUs are also `cuda`, and RCCL is also `nccl`."""
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
@@ -123,6 +124,6 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the autocast context for a forward pass.
 
-    bf16 has the same range as fp32, so no gradient scaler is needed.
+    bf16 has the same range as fp32. The range of fp16 is smaller, so networks.py scales the loss.
     """
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    return torch.autocast(device.type, HALF.get(precision), enabled=precision in HALF)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..config import Settings
 from ..errors import UsageError
+from .device import HALF
 from .world import World
 
 Units = Callable[[nn.Module], Iterable[nn.Module]]
@@ -112,12 +113,12 @@ def _shard(network: nn.Module, units: Units, settings: Settings, world: World) -
     offload = CPUOffloadPolicy(pinned) if settings.offload else OffloadPolicy()
     world.mesh = world.mesh or _mesh(settings, world)
     for unit in (*units(network), network):
-        # With bf16, parameters are gathered in bf16, the dtype to which autocast would cast them.
+        # Parameters are gathered in bf16 or fp16, the dtype to which autocast would cast them.
         # Modules with running statistics stay in fp32: batch normalization needs statistics and
         # parameters of the same dtype.
         normalizes = any(hasattr(each, "running_mean") for each in unit.modules())
-        half = settings.precision == "bf16" and not normalizes
-        compute, reduce = (torch.bfloat16, torch.float32) if half else (None, None)
+        compute = None if normalizes else HALF.get(settings.precision)
+        reduce = compute and torch.float32
         policy = MixedPrecisionPolicy(compute, reduce, cast_forward_inputs=False)
         try:
             fully_shard(unit, mesh=world.mesh, mp_policy=policy, offload_policy=offload)

@@ -76,6 +76,13 @@ class World:
             dist.all_gather_object(values, value, group=self.control)
         return values
 
+    def collect(self, value: Any) -> list[Any] | None:  # noqa: ANN401 - whatever can be pickled
+        """Return the values of all ranks on rank 0, and None on the others."""
+        values = [value] * self.size if self.is_main else None
+        if self.size > 1:
+            dist.gather_object(value, values, group=self.control)
+        return values
+
     def on_main(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it returns
         """Call a function on rank 0 and return its result on every rank.
 

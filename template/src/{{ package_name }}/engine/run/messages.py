@@ -27,13 +27,16 @@ def log_start(settings: Settings, world: World, loader: StepLoader) -> None:
         log.warning("offload has no effect on one rank: FSDP shards over several")
     rest = (loader.samples or 0) % (settings.batch_size * world.size) * (not loader.is_stream)
     log.info(
-        "%s: %s training samples%s, %d samples a step, %d loading worker(s) a rank",
+        "%s: %s training samples%s, %d samples a step, %s an epoch, %d loading worker(s) a rank",
         settings.dataset,
         loader.samples or "an unknown number of",
         f" (an epoch leaves out {rest}, which fill no batch)" if rest else "",
         loader.samples_per_step,
+        f"{'about ' * loader.is_stream}{loader.steps} steps" if loader.steps else "many steps",
         loader.workers,
     )
+    if loader.has_state and settings.workers:
+        log.info("the training set has a state, so each rank reads it without loading workers")
     source = settings.config and str(as_submitted(settings.config)).removeprefix(f"{Path.cwd()}/")
     source = source or "flags and defaults alone"
     log.info("settings from %s; run folder %s", source, settings.run_dir)
@@ -51,10 +54,13 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
         return
     if state["world_size"] != world.size:
         log.warning(
-            "the checkpoint was saved by %d rank(s), this run has %d: it resumes at the same "
-            "sample of the epoch, but not bit for bit as without the stop",
+            "the checkpoint was saved by %d rank(s), this run has %d: it resumes %s, but not bit "
+            "for bit as without the stop",
             state["world_size"],
             world.size,
+            "with the training sets of the ranks that both have; further ranks begin theirs anew"
+            if state["data"]
+            else "at the same sample of the epoch",
         )
     before = state["settings"]
     for name, value in settings.as_dict().items():

@@ -26,7 +26,7 @@ How = Literal["mean", "sum", "max"]
 LOSS = re.compile(r"train/(\w+_)?loss")
 # Names that the training loop and evaluations use for their own metrics.
 TAKEN = re.compile(
-    r"train/(lr(/.*)?|(data|slowest_hook)_seconds|\w+_per_second|mfu_percent"
+    r"train/(lr(/.*)?|(data|slowest_hook)_seconds|skipped_steps|\w+_per_second|mfu_percent"
     r"|(\w+_)?(loss|gradient_norm))|(validation|test)/.*"
 )
 NAME = re.compile(r"[\w.: -]+(/[\w.: -]+)*", re.ASCII)

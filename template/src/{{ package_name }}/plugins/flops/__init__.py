@@ -80,10 +80,10 @@ class Plugin:
         from ...engine.ranks.device import gpu_properties
         from .peaks import fp32_precision, peak
 
-        device, bf16 = self.training.world.device, self.training.settings.precision == "bf16"
+        device, chosen = self.training.world.device, self.training.settings.precision
         products, convolutions = self.cost or (0.0, 0.0)
         mostly = fp32_precision(device, convolutions > products)
-        gpu, precision = gpu_properties(device), "bf16" if bf16 else mostly
+        gpu, precision = gpu_properties(device), mostly if chosen == "fp32" else chosen
         name, found = getattr(gpu, "name", device.type), peak(gpu, precision)
         told = f"{found:.4g} TFLOP/s" if found else "unknown, so there is no MFU"
         log.info("the peak of %s in %s: %s", name, precision, told)

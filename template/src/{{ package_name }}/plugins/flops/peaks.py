@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
-# Pattern of a device's name: its number of multiprocessors, and TFLOP/s in bf16, TF32 and fp32. If
-# a data sheet has only numbers "with sparsity", half of them is used. A part of a device, such as a
-# MIG slice, a partition of an MI300X or a stack of an Intel GPU, has the same share of the peak as
-# of the multiprocessors.
+# Pattern of a device's name: its number of multiprocessors, and TFLOP/s in bf16 and fp16, TF32 and
+# fp32. If a data sheet has only numbers "with sparsity", half of them is used. A part of a device,
+# such as a MIG slice, a partition of an MI300X or a stack of an Intel GPU, has the same share of
+# the peak as of the multiprocessors.
 PEAKS: dict[str, tuple[int, float | None, float | None, float]] = {
-    "V100-SXM2": (80, None, 15.7, 15.7),  # data sheet of V100: neither bf16 nor TF32
-    "V100-PCIE": (80, None, 14.0, 14.0),
+    "V100-SXM2": (80, 125, 15.7, 15.7),  # data sheet of V100
+    "V100-PCIE": (80, 112, 14.0, 14.0),
+    "T4": (40, 65, 8.1, 8.1),
     "A100-(SXM4|PCIE)-[48]0GB|A100 80GB PCIe": (108, 312, 156, 19.5),  # data sheet of A100
     "A30": (56, 165, 82, 10.3),  # data sheet of A30
     "A40": (84, 149.7, 74.8, 37.4),  # data sheet of A40
@@ -33,12 +34,15 @@ PEAKS: dict[str, tuple[int, float | None, float | None, float]] = {
     "GPU Max 1550": (1024, 838.9, 419.4, 52.4),
     "GPU Max 1100": (448, 355.5, 177.8, 22.2),
 }
+NO_BF16 = re.compile(r"V100|T4\b")  # and no TF32: the products are computed in fp32
 
 
 def peak(gpu: Any, precision: str) -> float | None:  # noqa: ANN401 - as `gpu_properties` returns it
-    """Return the peak TFLOP/s of a GPU in "bf16", "tf32" or "fp32", or None if unknown."""
+    """Return the peak TFLOP/s of a GPU in bf16, fp16, tf32 or fp32, or None if unknown."""
     for pattern, (whole, *figures) in PEAKS.items() if gpu else ():
-        figure = figures[("bf16", "tf32", "fp32").index(precision)]
+        figure = figures[{"tf32": 1, "fp32": 2}.get(precision, 0)]
+        if precision == "bf16" and NO_BF16.search(gpu.name):
+            return None
         if figure and re.fullmatch(rf"(.* )?({pattern})( MIG .*| VF|-\d+GB|/.*)?", gpu.name):
             units = getattr(gpu, "max_compute_units", 0) or gpu.multi_processor_count
             return figure * units / whole

@@ -106,4 +106,13 @@ def _gpus(torch: ModuleType) -> Iterator[Finding]:
         yield Finding("error", "GPUs", message)
     elif seen:
         names = sorted({gpus.get_device_name(index) for index in range(seen)})
-        yield Finding("ok", "GPUs", f"{seen} × {', '.join(names)}")
+        yield Finding("ok", "GPUs", f"{seen} × {', '.join(names)}{_precision(torch)}")
+
+
+def _precision(torch: ModuleType) -> str:
+    """Return which `--precision` NVIDIA's GPUs are fast at, by their compute capability."""
+    if not torch.cuda.is_available() or torch.version.hip:
+        return ""
+    major, minor = torch.cuda.get_device_capability()
+    fast = "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
+    return f" (compute capability {major}.{minor}: fastest with --precision {fast})"
