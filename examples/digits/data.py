@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -39,6 +40,7 @@ class Digits(Dataset):
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images, self.labels = images, labels
+        self.names: list[str] = []  # of the files, for `predict`
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -99,6 +101,26 @@ def load(settings: Settings) -> Datasets:
         validation=Digits(images[-held_out:], labels[-held_out:]),
         test=test,
     )
+
+
+def new_data(path: Path, _settings: Settings) -> Digits:
+    """Return digits to predict from an image, or from all images of a folder.
+
+    The command `predict --input` calls this. The digits should be white on black, as in MNIST.
+
+    Raises:
+        UsageError: a file is not an image.
+    """
+    from PIL import Image
+
+    paths = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+    try:
+        images = [np.asarray(Image.open(each).convert("L").resize((28, 28))) for each in paths]
+    except OSError as error:
+        raise UsageError(f"can't read an image in {path}: {error}") from None
+    digits = Digits(torch.from_numpy(np.stack(images)), torch.zeros(len(images), dtype=torch.int64))
+    digits.names = [each.name for each in paths]
+    return digits
 
 
 def download(settings: Settings) -> None:

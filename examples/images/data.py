@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .engine import ShardStream, UsageError, write_atomically
-from .files import SHARDS, Files, Images, Sample, say_left_out
+from .files import ENDINGS, SHARDS, Files, Images, Sample, say_left_out
 from .settings import Settings
 from .transforms import augment, center
 
@@ -123,6 +123,31 @@ def load(settings: Settings) -> Datasets:
         ByIndex(find(folder / part, settings), decode) for part in ("validation", last)
     )
     return Datasets(train, validation, test)
+
+
+class Loose(Dataset):
+    """Image files without classes, which `predict --input` reads."""
+
+    def __init__(self, paths: Sequence[Path], decode: Decoder) -> None:
+        self.paths, self.decode = paths, decode
+        self.names = [path.name for path in paths]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path = self.paths[index]
+        return self.decode(Sample(str(path), path.read_bytes(), 0))
+
+
+def new_data(path: Path, settings: Settings) -> Loose:
+    """Return images to predict: a file, or all images of a folder in the order of their names.
+
+    The command `predict --input` calls this.
+    """
+    paths = sorted(path.iterdir()) if path.is_dir() else [path]
+    paths = [each for each in paths if each.suffix[1:].lower() in ENDINGS]
+    return Loose(paths, Decoder(partial(center, size=settings.size), settings.classes))
 
 
 def find(folder: Path, settings: Settings) -> Images:

@@ -69,7 +69,7 @@ def load(settings: Settings) -> Datasets:
     """
     if settings.dataset == "csv":
         path = Path(settings.data_dir) / settings.table
-        rows, targets = read(path, settings.columns, settings.target)
+        rows, targets = with_targets(read(path, [*settings.columns, settings.target]))
     elif settings.dataset == "synthetic":
         rows, targets = synthesize(20_000, len(settings.columns), seed=1)
     else:
@@ -96,7 +96,7 @@ def download(settings: Settings) -> None:
     """
     path = Path(settings.data_dir) / settings.table
     if settings.dataset == "csv":
-        rows, _ = read(path, settings.columns, settings.target)
+        rows = read(path, [*settings.columns, settings.target])
         log.info("%s has %d rows", path, len(rows))
     else:
         log.info(
@@ -106,13 +106,29 @@ def download(settings: Settings) -> None:
         )
 
 
-def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tensor]:
-    """Return the inputs, float32 (rows, columns), and the targets, float32 (rows,), of a CSV file.
+def new_data(path: Path, settings: Settings) -> Table:
+    """Return the rows of a CSV file to predict, which needs no target column.
+
+    The command `predict --input` calls this.
+
+    Raises:
+        UsageError: the table can't be read.
+    """
+    rows = read(path, settings.columns)
+    return Table(rows, torch.zeros(len(rows)))
+
+
+def with_targets(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs, (rows, columns), and the targets, (rows,), the last column of a table."""
+    return table[:, :-1].contiguous(), table[:, -1].contiguous()
+
+
+def read(path: Path, used: Sequence[str]) -> Tensor:
+    """Return columns of a CSV file, float32 (rows, columns).
 
     Args:
         path: the file. Its first line has the names of the columns, the other lines have numbers.
-        columns: names of the input columns.
-        target: name of the target column.
+        used: names of the columns.
 
     Raises:
         UsageError: the file or a column does not exist, a row has other columns than the first
@@ -122,13 +138,12 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             names = [name.strip() for name in next(csv.reader(file), [])]
-            missing = [name for name in (*columns, target) if name not in names]
+            missing = [name for name in used if name not in names]
             if missing:
                 raise UsageError(
                     f"{path} has no column '{missing[0]}', only {', '.join(names)}: name those to "
                     "use with --columns and --target"
                 )
-            used = [*columns, target]
             if twice := [name for name in used if names.count(name) > 1 or used.count(name) > 1]:
                 raise UsageError(f"{twice[0]} is the name of two columns of {path}: rename one")
             rows = chosen_values(file, [names.index(name) for name in used], len(names))
@@ -147,8 +162,7 @@ def read(path: Path, columns: Sequence[str], target: str) -> tuple[Tensor, Tenso
     if not np.isfinite(values).all():
         row = int(np.isfinite(values).all(axis=1).argmin())
         raise UsageError(f"{path} has a value in row {row} that is not finite: remove the row")
-    table = torch.from_numpy(values)
-    return table[:, :-1].contiguous(), table[:, -1].contiguous()
+    return torch.from_numpy(values)
 
 
 def chosen_values(lines: Iterable[str], chosen: Sequence[int], columns: int) -> Iterator[str]:

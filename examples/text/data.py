@@ -128,6 +128,22 @@ def load(settings: Settings) -> Datasets:
     return Datasets(*(Windows(part, context, vocabulary) for part in parts))
 
 
+def new_data(path: Path, settings: Settings) -> Windows:
+    """Return the pieces of a text to predict: a file, or all .txt files of a folder.
+
+    The command `predict --input` calls this. With `dataset` tokens, the file has tokens.
+
+    Raises:
+        UsageError: the text can't be read, or is shorter than one piece.
+    """
+    if settings.dataset == "tokens":
+        return MappedWindows(path, settings.context, settings.vocabulary)
+    text = read(path) if path.is_dir() else np.fromfile(path, np.uint8)
+    if len(text) <= settings.context:
+        raise UsageError(f"{path} has {len(text)} bytes: it needs more than {settings.context}")
+    return Windows(text, settings.context, settings.vocabulary)
+
+
 def download(settings: Settings) -> None:
     """Log where to put your text, or check that it can be read. Nothing is downloaded.
 

@@ -133,6 +133,47 @@ def test_it_stops_and_goes_on_bit_for_bit_learns_and_predicts(
         targets = example.module("data").load(example.module("settings").Settings()).test.targets
         errors = [abs(line["y"] - float(y)) for line, y in zip(found, targets, strict=True)]
         assert sum(errors) / len(errors) == pytest.approx(summary["test_mae"], rel=1e-4)
+    if ranks == 2:
+        return
+    # New data: the first ten samples of the test set, as files.
+    path = new_files(example, tmp_path)
+    predict = example.start(1, tmp_path / "new", "predict", *flags, f"--input={path}").wait()
+    assert predict.codes == [0], predict.log
+    lines = (tmp_path / "run" / f"predictions-{path.stem}.jsonl").read_text().splitlines()
+    again = [json.loads(line) for line in lines]
+    if example.name == "images":
+        assert [each["name"] for each in again] == [f"{number}.png" for number in range(10)]
+        again = [each["prediction"]["class"] for each in again]  # of images that are cut again
+        found = [each["class"] for each in found]
+    assert again == [
+        {k: pytest.approx(v, rel=1e-4) if k != "next" else v for k, v in each.items()}
+        if isinstance(each, dict)
+        else each
+        for each in found[:10]
+    ]
+
+
+def new_files(example: Example, folder: Path) -> Path:
+    """Write the first ten samples of an example's test set as a user would have them."""
+    test = example.module("data").load(settings_of(example)).test
+    if example.name == "text":
+        path = folder / "new.txt"
+        path.write_bytes(test.text[: 10 * test.context + 1].tobytes())
+    elif example.name == "table":
+        path = folder / "new.csv"
+        np.savetxt(path, test.rows[:10], "%.9g", ",", header="x1,x2,x3,x4,x5,x6,x7,x8", comments="")
+    else:
+        path = folder / "new"
+        path.mkdir()
+        (path / "notes.txt").touch()
+        for number in range(10):
+            Image.fromarray(test[number][0].numpy()).save(path / f"{number}.png")
+    return path
+
+
+def settings_of(example: Example) -> Any:  # noqa: ANN401
+    """Return the settings with which an example is trained here."""
+    return example.module("settings").Settings.parse([*QUICK, *example.flags])
 
 
 def test_the_hook_of_the_guide_logs_at_each_evaluation(example: Example, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from .ranks.world import World
 
 log = logging.getLogger(__name__)
 
+SPLITS = ("train", "validation", "test")
+
 
 @contextmanager
 def rehearsed(name: str) -> Iterator[None]:
@@ -71,7 +73,7 @@ def check_weight(weight: Any) -> int:  # noqa: ANN401 - whatever `batch_weight` 
 
 def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
     """Return the result of `load`; raise UsageError if it lacks one of the three datasets."""
-    for name in ("train", "validation", "test"):
+    for name in SPLITS:
         if not hasattr(datasets, name):
             raise UsageError(
                 f"load in data.py returned {type(datasets).__name__} without '{name}': return "
@@ -87,17 +89,22 @@ def parts_of(dataset: Any, split: str) -> dict[str, Any]:  # noqa: ANN401 - data
     return {f"{split}/{name}": each for name, each in dataset.items()}
 
 
-def part_of(datasets: Any, name: str) -> Any:  # noqa: ANN401 - data.py's own class
+def part_of(datasets: Any, name: str, several: bool = False) -> Any:  # noqa: ANN401
     """Return a dataset by its name, such as "test", or "validation/clean" for one of several.
+
+    Args:
+        datasets: the result of `load` in data.py.
+        name: the split, or one of its parts.
+        several: whether a split with parts is returned as a dictionary.
 
     Raises:
         UsageError: there is no such dataset, or it has several parts.
     """
-    split = name.partition("/")[0]
-    parts = parts_of(getattr(datasets, split, None), split)
-    if parts.get(name) is None:
+    found = {split: getattr(datasets, split) for split in SPLITS}
+    parts = {k: x for split, each in found.items() for k, x in parts_of(each, split).items()}
+    if name not in parts and not (several and name in found):
         raise UsageError(f"there is no dataset '{name}': data.py has {', '.join(parts)}")
-    return parts[name]
+    return parts[name] if name in parts else found[name]
 
 
 def check_data_dir(settings: Settings) -> None:

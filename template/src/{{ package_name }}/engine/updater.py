@@ -90,7 +90,7 @@ class Updater:
             scaler.step(self.networks.optimizers[name])
         before = scaler.get_scale()
         scaler.update()
-        if scaler.is_enabled():
+        if scaler.is_enabled() and self.world.is_main:
             RECORDER.add("train/skipped_steps", float(scaler.get_scale() < before), 1, "sum")
         for module in self.networks.modules.values():
             module.zero_grad()

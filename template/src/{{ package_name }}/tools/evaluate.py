@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import data
+from ..engine.checks import part_of
 from ..engine.config import read_flags
 from ..engine.errors import UsageError, say
 from ..engine.evaluate import Evaluation, Evaluator
@@ -34,6 +36,10 @@ class Flags(trained_network.Flags):
     """trackers that get the metrics too, at the checkpoint's step;
     a number that a tracker already has is not logged again"""
 
+    def load(self, settings: Settings) -> Any:  # noqa: ANN401 - data.py's own class
+        """Return the dataset to evaluate; for "validation", a dictionary if there are several."""
+        return part_of(data.load(settings), self.split, several=True)
+
 
 def main(argv: Sequence[str]) -> int:
     """Write the metrics; return 0, or 1 if a tracker failed.
@@ -44,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     """
     flags = read_flags(Flags, argv, program("evaluate"))
     names, failed = select(flags.trackers), []
-    with trained_network.opened(flags, {}) as (trained, dataset, folder, world):
+    with trained_network.opened(flags, {}, flags.load) as (trained, dataset, folder, world):
         if names:
             world.on_main(lambda: continued(folder, []))
         evaluator = Evaluator(trained.learner, trained, trained.settings, world)
@@ -55,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
             "split": flags.split,
             "world_size": world.size,
         }
-        output = flags.output or folder / f"evaluation-{flags.split}-{trained.step:08}.json"
+        name = flags.split.replace("/", "-")
+        output = flags.output or folder / f"evaluation-{name}-{trained.step:08}.json"
         world.on_main(lambda: write(output, facts, found))
         line = {"step": trained.step, "time": time.time(), **found.metrics}
         if names and world.is_main:

@@ -1,7 +1,7 @@
 """What `predict` and `evaluate` share: flags, the ranks, the trained network and its dataset."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -9,9 +9,8 @@ from typing import Any, Literal
 import tyro
 from torch.utils.data import IterableDataset
 
-from .. import data
 from ..engine import checkpoint_files, inference
-from ..engine.checks import check_data_dir, check_length
+from ..engine.checks import check_data_dir, check_length, parts_of
 from ..engine.errors import UsageError
 from ..engine.ranks.process_group import be_deterministic, joined
 from ..engine.ranks.strategy import place
@@ -27,8 +26,8 @@ class Flags:
 
     run: tyro.conf.Positional[Path]
     """run folder, or one of its checkpoints"""
-    split: Literal["train", "validation", "test"] = "test"
-    """which dataset of data.py"""
+    split: str = "test"
+    """which dataset of data.py: train, validation, test, or validation/NAME for one of several"""
     checkpoint: Literal["best", "latest"] = "best"
     """which checkpoint of the run folder; for any other one, name its file instead of the folder"""
     output: Path | None = None
@@ -46,12 +45,13 @@ class Flags:
 
 @contextmanager
 def opened(
-    flags: Flags, changes: dict[str, Any]
+    flags: Flags, changes: dict[str, Any], load: Callable[[Settings], Any]
 ) -> Iterator[tuple[inference.Trained, Any, Path, World]]:
     """Join the other ranks; yield the network, the dataset, the folder for results, the world.
 
     Args:
         changes: values for some of the run's settings.
+        load: returns the dataset for the settings of the run.
 
     Raises:
         UsageError: a flag is wrong, there is no checkpoint, it does not fit model.py, or the
@@ -73,11 +73,10 @@ def opened(
         if trained.settings.deterministic:
             be_deterministic()
         check_data_dir(trained.settings)
-        dataset = getattr(data.load(trained.settings), flags.split)
-        if isinstance(dataset, IterableDataset):
-            raise UsageError(
-                f"the {flags.split} set is a stream, which has no index: choose another --split"
-            )
-        check_length(flags.split, len(dataset), world)
+        dataset = load(trained.settings)
+        for name, each in parts_of(dataset, flags.split).items():
+            if isinstance(each, IterableDataset):
+                raise UsageError(f"the {name} set has no index: choose another --split")
+            check_length(name, len(each), world)
         in_run = path.parent.name == "checkpoints"
         yield trained, dataset, path.parent.parent if in_run else path.parent, world
