@@ -85,7 +85,7 @@ HOOKS = "from .engine import Training\n"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A section of a project's docs/recipes.md.
+    """A section of a project's docs/recipes.md or docs/data.md.
 
     Attributes:
         text: text of the section without its heading.
@@ -104,10 +104,29 @@ class Recipe:
         path = self.project / "src/demo/model.py"
         path.write_text(with_code(path.read_text(), HOOKS + self.blocks("python")[number]))
 
+    def put_data(self, old: str = "", new: str = "") -> None:
+        """Write the blocks to data.py and settings.py, and change a text of `load`."""
+        data, settings = (self.project / "src/demo" / name for name in ("data.py", "settings.py"))
+        for block in self.blocks("python"):
+            first, _, code = block.partition("\n")
+            if first.endswith("settings.py"):
+                text = settings.read_text()
+                before, line, after = text.partition("    dataset: str")
+                settings.write_text(f"{before}{code}{line}{after}")
+            else:
+                imports, _, code = ("\n" + block).rpartition("\n\n\n")
+                text = data.read_text().replace("import Dataset\n", "import Dataset, Subset\n")
+                above, below = text.split("\n\ndef load(")
+                above = above.replace("from . import mnist", f"{imports}\nfrom . import mnist")
+                data.write_text(f"{above}\n\n{code}\n\ndef load({below}")
+        text = data.read_text()
+        assert old in text, old
+        data.write_text(text.replace(old, new))
 
-def recipe(project: Path, heading: str) -> Recipe:
+
+def recipe(project: Path, heading: str, page: str = "recipes") -> Recipe:
     """Return a recipe of a project."""
-    return Recipe(section(project / "docs/recipes.md", heading), project)
+    return Recipe(section(project / f"docs/{page}.md", heading), project)
 
 
 def with_code(module: str, block: str) -> str:

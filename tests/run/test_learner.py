@@ -618,7 +618,8 @@ def test_two_networks_train_against_each_other_and_resume_bit_for_bit(
     first, *_ = lines(adversaries, "train/maker_loss")
     own = {"train/critic_loss", "train/maker_gradient_norm", "train/critic_gradient_norm"}
     assert own <= first.keys() and "train/loss" not in first
-    assert first["train/lr/critic0"] == pytest.approx(2 * first["train/lr"])
+    assert first["train/lr/critic"] == pytest.approx(2 * first["train/lr"])
+    assert first["train/lr/maker"] == first["train/lr"]
 
     stopped = train(learners, tmp_path / "run", 2, *GAN, KIND="Adversaries", STOP_AT="8")
     assert stopped.codes == [75, 75], stopped.log

@@ -1,18 +1,24 @@
 """What `load` of data.py may return: several validation sets, weights, sets that wrap others."""
 
 import json
+import pickle
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 import torch
 from PIL import Image
 from renderer import render_project
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
-from .conftest import QUICK, command, edited, srun
+from .conftest import PACED, QUICK, command, edited, python, srun
 
 DATA = """
 from types import SimpleNamespace
@@ -176,6 +182,148 @@ def test_a_change_by_a_hook_is_warned_about_once(rows: Path, tmp_path: Path) -> 
     assert len(re.findall("set_progress", said)) == 1 and "on_step" in said and "`level`" in said
 
 
+@pytest.fixture
+def page(project: Path, tmp_path: Path) -> Path:
+    """A copy of the project, for the code of docs/data.md."""
+    root = tmp_path / "demo"
+    shutil.copytree(project, root)
+    return root
+
+
+def test_all_code_of_the_page_passes_the_linters_of_the_project(page: Path) -> None:
+    text = (page / "docs/data.md").read_text("utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.M)
+    assert len(headings) > 8
+    for heading in headings:
+        pages.recipe(page, heading, "data").put_data()
+    for tool in (["ruff", "check", "--ignore=F401,I001,RUF017"], ["mypy", "src"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *tool], cwd=page, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+
+TRAIN = "train=train.as_stream() if settings.streaming else train"
+
+
+def test_the_curriculum_of_the_page_goes_on_exactly(page: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(page, "Data that change during the training", "data")
+    recipe.put_data("    train = Digits(", "    train = Curriculum(")
+    whole = srun(page, tmp_path / "whole", 2, "--workers=0").wait()
+    first = srun(page, tmp_path / "run", 2, "--workers=2", "--log-every=1", **PACED)
+    first.wait_for_step(5)
+    first.processes[0].send_signal(signal.SIGTERM)
+    assert first.wait().codes == [75, 75], first.log
+    again = srun(page, tmp_path / "run", 2, "--workers=2").wait()
+    assert again.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+    plain = (page / "src/demo/data.py").read_text().replace("0.5 * progress", "0.0 * progress")
+    (page / "src/demo/data.py").write_text(plain)
+    other = srun(page, tmp_path / "other", 2, "--workers=0").wait()
+    assert other.summary["parameters_sha256"] != whole.summary["parameters_sha256"]
+
+
+def test_the_classes_of_the_page_are_balanced(page: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(page, "Balance the classes", "data")
+    chosen = "torch.cat([(labels == 3).nonzero()[:40, 0], (labels != 3).nonzero()[:, 0]])"
+    few = f"    chosen = {chosen}\n    train = Balanced(images[chosen], labels[chosen])\n"
+    recipe.put_data("    train = Digits(images[:-held_out], labels[:-held_out])\n", few)
+    model = page / "src/demo/model.py"
+    code = "from .engine import record\n\ndef train_step(self, updater):\n"
+    code += "    for each in updater.batches:\n"
+    code += "        record('threes', (each.batch[1] == 3).float().mean())\n"
+    code += "    super().train_step(updater)\n"
+    model.write_text(pages.with_code(model.read_text(), code))
+    line = srun(page, tmp_path / "run", 2, "--max-steps=30", "--log-every=30").wait().metrics()[0]
+    assert line["train/threes"] == pytest.approx(0.1, abs=0.03)  # 0.0024 without weights
+
+
+def test_the_validation_sets_of_the_page(page: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(page, "Several validation sets", "data")
+    old = "validation=Digits(images[-held_out:], labels[-held_out:])"
+    recipe.put_data(old, f"validation=with_noise({old.partition('=')[2]})")
+    model = page / "src/demo/model.py"
+    best = model.read_text().replace('"validation/accuracy"', '"validation/noisy/accuracy"')
+    model.write_text(best)
+    job = srun(page, tmp_path / "run", 2).wait()
+    assert job.summary["validation_noisy_accuracy"] > 0.1
+    assert {"validation/clean/loss", "validation/noisy/loss"} < set().union(*job.metrics())
+
+
+def test_a_fraction_of_the_data(page: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(page, "A fraction of the data", "data")
+    recipe.put_data(TRAIN, "train=part_of(train, len(train), settings.fraction)")
+    job = srun(page, tmp_path / "run", 2, "--fraction=0.1").wait()
+    assert job.codes == [0, 0] and "synthetic: 1500 training samples" in job.log, job.log
+
+
+def test_folds_are_each_held_out_once(page: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(page, "Cross-validation", "data")
+    old = "    held_out = settings.validation_size\n"
+    call = "        return fold_of(Digits(images, labels), len(labels), settings)\n"
+    recipe.put_data(old, f"    if settings.folds:\n{call}{old}")
+    code = "from demo.data import load; from demo.settings import Settings; import sys\n"
+    code += "d = [load(Settings(dataset='synthetic', folds=5, seed=n)) for n in range(5)]\n"
+    code += "held = [i for each in d for i in each.validation.indices]\n"
+    code += "assert sorted(held) == list(range(20_000))\n"
+    code += "assert all(not {*x.train.indices} & {*x.test.indices} for x in d)"
+    python(page, code)
+    job = srun(page, tmp_path / "run", 1, "--folds=5", "--seed=4").wait()
+    assert job.codes == [0] and "16000 training samples" in job.log, job.log
+
+
+def test_hdf5_is_opened_in_each_worker(page: Path, tmp_path: Path) -> None:
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(tmp_path / "digits.h5", "w") as file:
+        file["images"] = torch.randint(0, 255, (640, 28, 28), dtype=torch.uint8).numpy()
+        file["labels"] = (torch.arange(640) % 10).numpy()
+    recipe = pages.recipe(page, "HDF5, LMDB and zarr", "data")
+    recipe.put_data(TRAIN, f"train=Hdf5({str(tmp_path / 'digits.h5')!r})")
+    runs = [
+        srun(page, tmp_path / workers, 2, f"--workers={workers}", "--max-steps=8").wait()
+        for workers in ("0", "2")
+    ]
+    first, second = (each.summary["parameters_sha256"] for each in runs)
+    assert first == second
+
+
+def test_lmdb_and_zarr_are_opened_as_the_page_says(project: Path, tmp_path: Path) -> None:
+    import lmdb
+    import zarr
+
+    with lmdb.open(str(tmp_path / "lmdb")) as made, made.begin(write=True) as writing:
+        writing.put(b"7", b"seven")
+    text = pages.section(project / "docs/data.md", "HDF5, LMDB and zarr")
+    (opening,) = re.findall(r"`(lmdb\.open.*?)`", text)
+    names = {"lmdb": lmdb, "path": str(tmp_path / "lmdb")}
+    assert eval(opening, names).get(b"%d" % 7) == b"seven"
+    zarr.save_array(str(tmp_path / "zarr"), torch.arange(6).numpy())
+    (opening,) = re.findall(r"`(zarr\.open_array.*?)`", text)
+    opened = eval(opening, {"zarr": zarr, "path": str(tmp_path / "zarr")})
+    assert pickle.loads(pickle.dumps(opened))[4] == 4
+
+
+def test_the_replay_buffer_of_the_page_goes_on_exactly(page: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(page, "A data set with a state", "data")
+    recipe.put_data(TRAIN, "train=Replay()")
+    model = page / "src/demo/model.py"
+    code = "from .engine import Training\n\ndef on_step(self, training: Training) -> None:\n"
+    code += "    step, rank = training.position.step, training.world.rank\n"
+    code += "    training.datasets.train.push(torch.full((2, 4), step + rank / 10))\n\n"
+    code += "def train_step(self, updater):\n    updater.update(self.own)\n\n"
+    code += "def own(self, network, batch):\n"
+    code += "    images = batch.mean() + torch.zeros(4, 1, 28, 28)\n"
+    code += "    return network(images).square().mean()\n"
+    model.write_text(pages.with_code(model.read_text(), code))
+    whole = srun(page, tmp_path / "whole", 2, "--workers=2").wait()
+    first = srun(page, tmp_path / "run", 2, "--log-every=1", **PACED)
+    first.wait_for_step(5)
+    first.processes[0].send_signal(signal.SIGTERM)
+    assert first.wait().codes == [75, 75], first.log
+    again = srun(page, tmp_path / "run", 2).wait()
+    assert again.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+
+
 def drawn(weights: Any, ranks: int, epochs: int) -> list[list[int]]:  # noqa: ANN401
     """Return the indices of each epoch in the order in which all ranks together use them."""
     from demo.engine.data.batches import EpochSampler, weights_of
@@ -215,8 +363,10 @@ def test_weights_of_parts_count_in_what_wraps_them(project: Path) -> None:
 
     weighted, plain = TensorDataset(torch.arange(4)), TensorDataset(torch.arange(2))
     weighted.weights = [1, 2, 3, 4]  # type: ignore[attr-defined]
-    whole = ConcatDataset([Subset(weighted, [3, 1]), plain])
-    assert weights_of(whole).tolist() == [4, 2, 1, 1]  # type: ignore[union-attr]
+    whole = ConcatDataset([Subset(weighted, [3, 1]), weighted])
+    assert weights_of(whole).tolist() == [4, 2, 1, 2, 3, 4]  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="ConcatDataset"):
+        weights_of(ConcatDataset([weighted, plain]))
     assert weights_of(plain) is None and weights_of(random_split(plain, [1, 1])[0]) is None
     for bad in ([1, 2, 3], [1, 2, 3, -1], [0, 0, 0, 0], [1, 2, 3, float("nan")]):
         weighted.weights = bad  # type: ignore[attr-defined]

@@ -176,7 +176,7 @@ def test_weights_from_elsewhere(mine: Path, tmp_path: Path) -> None:
     state = torch.load(started.run_dir / "checkpoints/step-00000030.pt", weights_only=True)
     ours = state["networks"]["network"]
     theirs = {name.replace("layers.", "encoder."): tensor + 1 for name, tensor in ours.items()}
-    del theirs["encoder.5.bias"]
+    theirs["encoder.5.bias"] = torch.zeros(7)  # a head for other classes
     theirs["decoder.weight"] = torch.zeros(3)
     torch.save(theirs, mine / "theirs.pt")
     (mine / "rename.py").write_text(recipe.blocks("python")[0])
@@ -214,6 +214,86 @@ def test_a_one_cycle_schedule(mine: Path, tmp_path: Path) -> None:
             assert line["train/lr"] == pytest.approx(optimizer.param_groups[0]["lr"], abs=0.01)
             optimizer.step()
             theirs.step()
+
+
+def test_layers_are_frozen_for_some_epochs(mine: Path, tmp_path: Path) -> None:
+    pages.recipe(mine, "Freeze for some epochs").put_code()
+    flags = ("--batch-size=1500", "--epochs=4", "--log-every=1", "--checkpoint-every=1")
+    flags += ("--keep-checkpoints=99", "--schedule=constant", "--warmup=0", "--max-steps=99")
+    job = srun(mine, tmp_path / "run", 2, *flags).wait()
+    assert job.summary["global_step"] == 20
+    bodies = []
+    for step in (1, 10, 11, 20):
+        path = job.run_dir / f"checkpoints/step-{step:08}.pt"
+        weights = torch.load(path, weights_only=True)["networks"]["network"]
+        bodies.append((weights["layers.1.0.weight"], weights["layers.5.weight"]))
+    assert torch.equal(bodies[0][0], bodies[1][0]) and not torch.equal(bodies[0][1], bodies[1][1])
+    assert not torch.equal(bodies[1][0], bodies[2][0])
+    rates = [(line["train/lr/head"], line["train/lr/body"]) for line in job.metrics()[:5]]
+    assert all(head > 0 and body == 0 for head, body in rates)
+    for suffix in (".pt", ".sha256"):  # as if it had been stopped after the second epoch
+        (job.run_dir / "checkpoints/latest").unlink(missing_ok=True)
+        for step in range(11, 21):
+            (job.run_dir / f"checkpoints/step-{step:08}{suffix}").unlink()
+    (job.run_dir / "summary.json").unlink()
+    again = srun(mine, tmp_path / "run", 2, *flags).wait()
+    assert again.summary["resumed_from_step"] == 10
+    assert again.summary["parameters_sha256"] == job.summary["parameters_sha256"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_gradient_norm_of_each_layer(mine: Path, tmp_path: Path, strategy: str) -> None:
+    pages.recipe(mine, "The gradient norm of each layer").put_code()
+    flags = ("--log-every=1", "--max-steps=2", "--clip-norm=1000", f"--strategy={strategy}")
+    line = srun(mine, tmp_path / "run", 2, *flags).wait().metrics()[0]
+    norms = [value for name, value in line.items() if name.startswith("gradient_norm/")]
+    assert len(norms) > 5
+    assert sum(each**2 for each in norms) ** 0.5 == pytest.approx(line["train/gradient_norm"])
+
+
+def test_an_optimizer_of_ones_own(mine: Path, tmp_path: Path) -> None:
+    pages.recipe(mine, "An optimizer of your own").put_code()
+    flags = ("--log-every=1", "--strategy=fsdp", "--max-steps=20")
+    whole = srun(mine, tmp_path / "whole", 2, *flags).wait()
+    line = whole.metrics()[0]
+    assert line["train/lr/adamw"] == pytest.approx(10 * line["train/lr/sign"])
+    assert srun(mine, tmp_path / "run", 2, *flags[:-1], "--max-steps=9").wait().codes == [0, 0]
+    assert srun(mine, tmp_path / "run", 2, *flags).wait().summary["resumed_from_step"] == 9
+
+
+def test_a_learning_rate_is_found(mine: Path) -> None:
+    recipe = pages.recipe(mine, "Find a learning rate")
+    recipe.put_code()
+    (command,), (_, code) = recipe.blocks("bash"), recipe.blocks("python")
+    shell(mine, f"{command.strip()} --dataset synthetic || true")
+    (mine / "find.py").write_text(code)
+    found = float(shell(mine, ".venv/bin/python find.py").split()[1])
+    assert 0.001 < found < 1
+
+
+def test_several_trainings_run_at_the_same_time(mine: Path) -> None:
+    (script,) = pages.recipe(mine, "Several trainings on one GPU").blocks("bash")
+    (loop,) = (line for line in script.splitlines() if line.startswith("for "))
+    shell(mine, loop.replace("1 2 3", "1 2").replace(" train ", " train --device cpu "))
+    assert all(summary(mine / f"runs/demo/seed-{seed}")["global_step"] == 40 for seed in (1, 2))
+
+
+def test_low_rank_adapters(mine: Path, tmp_path: Path) -> None:
+    recipe = pages.recipe(mine, "Low-rank adapters (LoRA)")
+    recipe.put_code()
+    job = srun(mine, tmp_path / "run", 2).wait()
+    adapters = torch.load(job.run_dir / "adapters.pt", weights_only=True)
+    path = job.run_dir / "checkpoints/step-00000030.pt"
+    whole = torch.load(path, weights_only=True)["networks"]["network"]
+    assert adapters and adapters.keys() < whole.keys()
+    for name, value in adapters.items():
+        assert torch.equal(value, whole[name]) and value.abs().sum() > 0
+    assert sum(map(torch.numel, adapters.values())) < 0.5 * sum(map(torch.numel, whole.values()))
+    first = srun(mine, tmp_path / "first", 1, "--max-steps=1").wait()
+    path = first.run_dir / "checkpoints/step-00000001.pt"
+    start = torch.load(path, weights_only=True)["networks"]["network"]
+    base = "layers.5.parametrizations.weight.original"
+    assert torch.equal(start[base], whole[base])
 
 
 def test_what_a_validation_logs(mine: Path, tmp_path: Path) -> None:

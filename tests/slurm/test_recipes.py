@@ -61,14 +61,17 @@ def test_a_debugger_stops_a_rank(project: Project) -> None:
         assert "test: loss" in said
 
 
-def test_two_trainings_in_one_allocation(project: Project) -> None:
-    (script,) = pages.recipe(project.root, "Two trainings in one allocation").blocks("bash")
+def test_many_trainings_in_one_allocation(project: Project) -> None:
+    script, many = pages.recipe(project.root, "Many trainings in one allocation").blocks("bash")
     said = shell(project, script)
     assert said.count("2 rank(s) by srun") == 2
     for run, rate in (("a", 0.1), ("b", 0.2)):
         assert summary(project, run)["world_size"] == 2
         config = yaml.safe_load((project.root / f"runs/demo/{run}/config.yaml").read_text())
         assert config["lr"] == rate
+    assert "seq 20 |" in many
+    shell(project, many.replace("seq 20", "seq 3").replace("-P4", "-P2"))
+    assert len({summary(project, f"seed-{n}")["parameters_sha256"] for n in (1, 2, 3)}) == 3
 
 
 def test_a_chain(project: Project) -> None:

@@ -104,15 +104,17 @@ class Networks:
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates by metric name.
 
-        The first one is train/lr. Different ones have the name of their optimizer and the number of
-        their parameter group, such as train/lr/optimizer1.
+        The first one is train/lr. If there are others, each also has the name of its optimizer, or
+        the `name` or number of its parameter group: train/lr/adam, train/lr/head, train/lr/adam1.
         """
         rates: dict[str, float] = {}
         for name, optimizer in self.optimizers.items():
-            for number, group in enumerate(optimizer.param_groups):
-                if (rate := float(group["lr"])) not in rates.values():
-                    rates[f"train/lr/{name}{number}" if rates else "train/lr"] = rate
-        return rates
+            groups = optimizer.param_groups
+            for number, group in enumerate(groups):
+                own = group.get("name", f"{name}{number}" if len(groups) > 1 else name)
+                rates[f"train/lr/{own}"] = float(group["lr"])
+        first = {"train/lr": next(iter(rates.values()))}
+        return first | (rates if len(set(rates.values())) > 1 else {})
 
     # -- checkpoints ------------------------------------------------------------------------------
 

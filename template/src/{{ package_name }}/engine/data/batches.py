@@ -149,10 +149,12 @@ def weights_of(dataset: Any) -> Tensor | None:  # noqa: ANN401 - any dataset
     if isinstance(dataset, Subset) and (inner := weights_of(dataset.dataset)) is not None:
         return inner[torch.as_tensor(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
-        parts = [weights_of(each) for each in dataset.datasets]
-        if any(each is not None for each in parts):
-            equal = (torch.ones(len(each), dtype=torch.float64) for each in dataset.datasets)
-            return torch.cat([o if p is None else p for p, o in zip(parts, equal, strict=True)])
+        parts: list[Any] = [*map(weights_of, dataset.datasets)]
+        if len({each is None for each in parts}) > 1:
+            raise UsageError(
+                "only some parts of a ConcatDataset have `weights`: give all parts some"
+            )
+        return None if parts[0] is None else torch.cat(parts)
     return None
 
 

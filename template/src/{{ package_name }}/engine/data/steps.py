@@ -103,8 +103,7 @@ class StepLoader:
             options |= {"batch_sampler": self.sampler, "persistent_workers": self.workers > 0}
             options["collate_fn"] = collate_of(dataset)
             self.loader = DataLoader(SeededSamples(dataset, settings.seed), **options)
-        lengths = {"samples": self.samples, "samples_per_step": self.samples_per_step}
-        self.place = partial(_place, settings=settings, **lengths)
+        self.place = partial(_place, settings, self.samples, self.samples_per_step)
         self.seeds = "dataset", settings.seed, world.rank
         self.listeners = [*listeners(dataset)]
 
@@ -221,11 +220,7 @@ def is_stateful(dataset: Any) -> bool:  # noqa: ANN401 - any dataset
 
 
 def _place(
-    position: Position,
-    batch: int,
-    settings: Settings,
-    samples: int | None,
-    samples_per_step: int,
+    settings: Settings, samples: int | None, samples_per_step: int, position: Position, batch: int
 ) -> Place:
     """Return the place of the step of a batch: the batch with this number after a position."""
     return position.place(batch // settings.accumulate, settings, samples, samples_per_step)

@@ -27,12 +27,12 @@ def log_start(settings: Settings, world: World, loader: StepLoader) -> None:
         log.warning("offload has no effect on one rank: FSDP shards over several")
     rest = (loader.samples or 0) % (settings.batch_size * world.size) * (not loader.is_stream)
     log.info(
-        "%s: %s training samples%s, %d samples a step, %s an epoch, %d loading worker(s) a rank",
+        "%s: %s training samples%s, %d samples a step%s, %d loading worker(s) a rank",
         settings.dataset,
         loader.samples or "an unknown number of",
         f" (an epoch leaves out {rest}, which fill no batch)" if rest else "",
         loader.samples_per_step,
-        f"{'about ' * loader.is_stream}{loader.steps} steps" if loader.steps else "many steps",
+        f", {'about ' * loader.is_stream}{loader.steps} steps an epoch" if loader.steps else "",
         loader.workers,
     )
     if loader.has_state and settings.workers:
