@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from .config import Settings
 from .errors import UsageError
@@ -14,6 +15,7 @@ from .ranks.world import World
 
 log = logging.getLogger(__name__)
 
+Sets = Dataset | Mapping[str, Dataset]
 SPLITS = ("train", "validation", "test")
 
 
@@ -82,7 +84,7 @@ def check_loaded(datasets: Any) -> Any:  # noqa: ANN401 - data.py's own class
     return datasets
 
 
-def parts_of(dataset: Any, split: str) -> dict[str, Any]:  # noqa: ANN401 - data.py's own class
+def parts_of(dataset: Sets, split: str) -> dict[str, Any]:
     """Return a dataset by its split; for a dictionary of sets, each as `split/name`."""
     if not isinstance(dataset, Mapping):
         return {split: dataset}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .checks import check_weight, parts_of
+from .checks import Sets, check_weight, parts_of
 from .config import Settings
 from .data.batches import evaluation_batches
 from .data.seeds import derive, seed_generators
@@ -52,11 +52,7 @@ class Evaluator:
     world: World
     shapes: dict[tuple[str, str], torch.Size] = field(default_factory=dict)
 
-    def check(
-        self,
-        validation: Any,  # noqa: ANN401 - a dataset, or several by name
-        test: Dataset,
-    ) -> tuple[Evaluation, tuple[Any, Any]]:
+    def check(self, validation: Sets, test: Dataset) -> tuple[Evaluation, tuple[Any, Any]]:
         """Evaluate and predict one sample on each rank, to find mistakes before the first step.
 
         Returns:
@@ -79,7 +75,7 @@ class Evaluator:
         few = min(16, self.settings.test_batch_size)
         return self._evaluate(test, "test", 0, few * self.world.size), self.predict(test, few)
 
-    def evaluate(self, dataset: Any, split: str, step: int) -> Evaluation:  # noqa: ANN401
+    def evaluate(self, dataset: Sets, split: str, step: int) -> Evaluation:
         """Return the metrics over a map-style dataset, or a dictionary of them.
 
         Every rank calls this.

@@ -79,14 +79,6 @@ class Position:
             progress = max(progress, (self.epoch + in_epoch) / settings.epochs)
         return progress
 
-    def place(
-        self, steps: int, settings: Settings, samples: int | None, samples_per_step: int
-    ) -> Place:
-        """Return the place of the step that comes after this number of further steps."""
-        consumed, step = self.consumed + steps * samples_per_step, self.step + steps
-        later = dataclasses.replace(self, step=step, consumed=consumed)
-        return Place(self.epoch, step, later.progress(settings, samples, samples_per_step))
-
     def is_end(self, settings: Settings) -> bool:
         """Return whether the training is complete."""
         steps = float("inf") if settings.max_steps is None else settings.max_steps

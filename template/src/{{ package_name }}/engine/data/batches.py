@@ -30,9 +30,9 @@ class EpochSampler(Sampler[list[Key]]):
     Args:
         length: the number of samples in the dataset.
         batch_size: the number of samples in a batch of one rank.
-        weights: the result of `weights_of` the dataset.
 
     Attributes:
+        weights: float64 of shape (samples,), or None.
         consumed: how many samples of the epoch all ranks together have used before.
         place: takes the number of a batch from there on, and returns the place of its step.
 
@@ -40,19 +40,11 @@ class EpochSampler(Sampler[list[Key]]):
         UsageError: the dataset has fewer samples than one global batch.
     """
 
-    def __init__(
-        self,
-        length: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        weights: Tensor | None = None,
-    ) -> None:
+    def __init__(self, length: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
         self.length, self.batch_size = length, batch_size
         self.rank, self.world_size, self.seed = rank, world_size, seed
-        self.bounds = None if weights is None else weights.cumsum(0)
         self.consumed = 0
+        self.weights: Tensor | None = None
         self.place: Callable[[int], Place] = partial(Place, 0, progress=0.0)
         if length < batch_size * world_size:
             raise UsageError(
@@ -62,11 +54,11 @@ class EpochSampler(Sampler[list[Key]]):
 
     def __iter__(self) -> Iterator[list[Key]]:
         generator = torch.Generator().manual_seed(derive("order", self.seed, self.place(0).epoch))
-        if self.bounds is None:
-            order = torch.randperm(self.length, generator=generator)
-        else:  # torch.multinomial takes at most 2**24 weights
+        order = torch.randperm(self.length, generator=generator)
+        if self.weights is not None:  # torch.multinomial takes at most 2**24 of them
             drawn = torch.rand(self.length, dtype=torch.float64, generator=generator)
-            order = torch.searchsorted(self.bounds, drawn * self.bounds[-1], right=True)
+            bounds = self.weights.cumsum(0)
+            order = torch.searchsorted(bounds, drawn * bounds[-1], right=True)
         whole = self.batch_size * self.world_size
         for number, first in enumerate(range(self.consumed, self.length - whole + 1, whole)):
             mine, place = first + self.rank * self.batch_size, self.place(number)

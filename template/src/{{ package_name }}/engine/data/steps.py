@@ -93,19 +93,14 @@ class StepLoader:
         else:
             self.samples = len(dataset)  # type: ignore[arg-type]
             self.sampler = EpochSampler(
-                self.samples,
-                settings.batch_size,
-                world.rank,
-                world.size,
-                settings.seed,
-                weights_of(dataset),
+                self.samples, settings.batch_size, world.rank, world.size, settings.seed
             )
+            self.sampler.weights = weights_of(dataset)
             options |= {"batch_sampler": self.sampler, "persistent_workers": self.workers > 0}
             options["collate_fn"] = collate_of(dataset)
             self.loader = DataLoader(SeededSamples(dataset, settings.seed), **options)
         self.place = partial(_place, settings, self.samples, self.samples_per_step)
         self.seeds = "dataset", settings.seed, world.rank
-        self.listeners = [*listeners(dataset)]
 
     @property
     def steps(self) -> int | None:
@@ -127,7 +122,10 @@ class StepLoader:
             with CLOCK.during("data"):
                 if number or not within:
                     if self.has_state:
-                        self._tell(self.place(position, number * self.accumulate))
+                        place = self.place(position, number * self.accumulate)
+                        for each in listeners(self.dataset):
+                            each.set_progress(*place)
+                        seed_generators(derive(*self.seeds, place.step))
                     self.ahead = list(islice(batches, self.accumulate))
                     self.ended = len(self.ahead) < self.accumulate
             if not number and not within:
@@ -135,12 +133,6 @@ class StepLoader:
             self.resumed = False
             RECORDER.add("train/data_seconds", time.perf_counter() - began, 1)
             yield self.ahead
-
-    def _tell(self, place: Place) -> None:
-        """Tell a dataset with a state for which step it reads, and seed what it draws."""
-        for each in self.listeners:
-            each.set_progress(*place)
-        seed_generators(derive(*self.seeds, place.step))
 
     def _batches(self, position: Position) -> Iterator[Loaded]:
         skipped = 0
@@ -223,7 +215,10 @@ def _place(
     settings: Settings, samples: int | None, samples_per_step: int, position: Position, batch: int
 ) -> Place:
     """Return the place of the step of a batch: the batch with this number after a position."""
-    return position.place(batch // settings.accumulate, settings, samples, samples_per_step)
+    steps = batch // settings.accumulate
+    consumed, step = position.consumed + steps * samples_per_step, position.step + steps
+    progress = replace(position, step=step, consumed=consumed).progress
+    return Place(position.epoch, step, progress(settings, samples, samples_per_step))
 
 
 def _counted(collate: Callable[[list[Any]], Any], samples: list[Any]) -> tuple[int, Any]:
