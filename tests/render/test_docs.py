@@ -53,8 +53,8 @@ numbers of ranks. On every push, CI runs `make test-all`.
 `tests/render/classes.py` defines which content counts as the same, and `tests/tiers.py` what `make
 test` leaves out. `tests/render/test_docs.py` makes this page.
 """
-# The page on Slurm is run line by line, and the recipes block by block.
-RUN_PAGES = ("docs/slurm.md", "docs/recipes.md")
+# The page on Slurm is run line by line, and the recipes and the page on data block by block.
+RUN_PAGES = ("docs/slurm.md", "docs/recipes.md", "docs/data.md")
 ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm("
 # Which file runs a command in the tests, and which text in it shows that.
 UPDATE_PAGE = "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates("

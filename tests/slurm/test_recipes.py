@@ -103,6 +103,17 @@ def test_seeds(project: Project) -> None:
     assert (project.root / "curves.png").exists()
 
 
+def test_folds(project: Project) -> None:
+    recipe = pages.recipe(project.root, "Cross-validation", "data")
+    old = "    held_out = settings.validation_size\n"
+    call = "        return fold_of(Digits(images, labels), len(labels), settings)\n"
+    recipe.put_data(old, f"    if settings.folds:\n{call}{old}")
+    (script,) = recipe.blocks("bash")
+    shell(project, script.replace("0-4", "0-1").replace("--folds 5", "--folds 2"))
+    runs = sorted((project.root / "runs/folds").glob("*/config.yaml"))
+    assert [yaml.safe_load(path.read_text())["seed"] for path in runs] == [0, 1]
+
+
 def test_last_weeks_training_again(project: Project, tmp_path: Path) -> None:
     (script,) = pages.recipe(project.root, "Run last week's training again").blocks("bash")
     model = project.root / "src/demo/model.py"
