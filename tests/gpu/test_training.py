@@ -23,6 +23,8 @@ FSDP = "--strategy=fsdp"
         ("--compile", "--workers=2"),
         (FSDP,),
         (FSDP, "--precision=bf16", "--recompute"),
+        ("--precision=fp16", "--clip-norm=1"),
+        (FSDP, "--precision=fp16"),
         (FSDP, "--shard-within=node", "--offload"),
     ],
     ids=" ".join,
@@ -47,6 +49,7 @@ def test_all_precisions_learn(digits: Path, tmp_path: Path) -> None:
     for name, flags in {
         "fp32": (),
         "bf16": ("--precision=bf16",),
+        "fp16": ("--precision=fp16",),
         "--compile": ("--compile",),
     }.items():
         assert train(digits, tmp_path / name, "--max-steps=300", *flags)["test_accuracy"] > 0.9
