@@ -209,6 +209,7 @@ class version: cuda, hip = "12.9", None
 class cuda:
     is_available, device_count = lambda: True, lambda: 2
     get_device_name = lambda index: "Model 1"
+    get_device_capability = lambda: (7, 5)
     class get_device_properties:
         pci_domain_id, pci_device_id = 0, 0
         def __init__(self, index): self.pci_bus_id = (0x61, 0xC3)[index]
@@ -220,7 +221,9 @@ def zeros(size, device):
     _, found = place.doctor("--trackers=none", SLURM_GPUS_ON_NODE="2")
     (line,) = lines(found, "torch")
     assert line.startswith("warning  torch        9.9.9+cu129, built for cuda 12.9, newer than")
-    assert lines(found, "GPUs") == ["ok       GPUs         2 × Model 1"]
+    assert lines(found, "GPUs") == [
+        "ok       GPUs         2 × Model 1 (compute capability 7.5: fastest with --precision fp16)"
+    ]
     assert not lines(found, "cores")
     # On a node with two sockets, the job has cores of the first one alone.
     node(place.project, "0-7")
