@@ -23,6 +23,30 @@ def test_presets_name_their_pages_and_the_day_of_the_comparison() -> None:
         warnings.warn(f"compare with their pages again: {', '.join(old)}", stacklevel=1)
 
 
+FACTS = yaml.safe_load(Path(__file__).with_name("sites.yaml").read_text("utf-8"))
+
+
+def test_each_site_has_facts() -> None:
+    assert FACTS.keys() == {preset.name for preset in read_all()}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_preset_fits_the_nodes_of_its_site(name: str) -> None:
+    answers, facts = (
+        yaml.safe_load((TEMPLATE / f"sites/{name}.yml").read_text("utf-8")),
+        FACTS[name],
+    )
+    named = {answers[key] for key in ("partition", "cpu_partition") if key in answers}
+    assert named == set(facts["partitions"])
+    assert answers.get("gpus_per_node") == facts.get("gpus")
+    assert answers.get("constraint") == facts.get("constraint")
+    if "cores" in facts and "cpus_per_task" in answers:
+        taken = answers["gpus_per_node"] * answers["cpus_per_task"]
+        assert taken == facts["cores"] or (taken < facts["cores"] and facts.get("fewer"))
+    if "time_limit" in answers:
+        assert int(answers["time_limit"].partition(":")[0]) <= facts["hours"]
+
+
 @pytest.mark.parametrize(
     ("page", "day"),
     [
