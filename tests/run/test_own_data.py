@@ -334,10 +334,10 @@ def drawn(weights: Any, ranks: int, epochs: int) -> list[list[int]]:  # noqa: AN
     found = []
     for epoch in range(epochs):
         samplers = [
-            EpochSampler(len(dataset), 12 // ranks, rank, ranks, 5, weights_of(dataset))
-            for rank in range(ranks)
+            EpochSampler(len(dataset), 12 // ranks, rank, ranks, 5) for rank in range(ranks)
         ]
         for sampler in samplers:
+            sampler.weights = weights_of(dataset)
             sampler.place = lambda batch, epoch=epoch: Place(epoch, batch, 0.0)
         steps = zip(*samplers, strict=True)
         found.append([index for step in steps for batch in step for _, _, index in batch])

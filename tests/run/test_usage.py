@@ -83,9 +83,9 @@ def test_the_wait_for_data_is_that_of_the_slowest_rank(project: Path, tmp_path: 
         project,
         tmp_path,
         "engine/data/steps.py",
-        "loaded = list(islice(",
+        "self.ahead = list(islice(",
         "time.sleep(0.05 * int(__import__('os').environ['SLURM_PROCID']))\n"
-        "                loaded = list(islice(",
+        "                    self.ahead = list(islice(",
     )
     module = slow / "src/demo/plugins/usage/costs.py"
     module.write_text(module.read_text().replace("LEAST = 60.0", "LEAST = 1.0"))

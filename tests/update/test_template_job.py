@@ -54,6 +54,12 @@ COPIER = """\
 { env && cat .git/config; } >>"$GH_RECORD.seen" 2>/dev/null
 exec PYTHON -m copier "$@"
 """
+GIT = """\
+#!/usr/bin/env bash
+# git, which writes down its arguments, as every program of the machine can read them.
+echo "$@" >>"$GH_RECORD.git"
+exec GIT "$@"
+"""
 HOOK = """\
 #!/usr/bin/env bash
 for ((i = 0; i < ${GIT_PUSH_OPTION_COUNT:-0}; i++)); do
@@ -85,15 +91,15 @@ class Site:
         for path, text in (
             (programs / "gh", GH),
             (programs / "copier", COPIER.replace("PYTHON", sys.executable)),
+            (programs / "git", GIT.replace("GIT", str(shutil.which("git")))),
             (self.origin / "hooks/post-receive", HOOK),
         ):
             path.write_text(text)
             path.chmod(0o755)
-        # What a job has: nobody's identity, and GitLab's address with the token in it.
+        # What a job has: nobody's identity, and GitLab's address.
         self.record = folder / "gh.txt"
         configuration = folder / "gitconfig"
-        address = URL.replace("://", f"://template:{TOKEN}@")
-        configuration.write_text(f'[url "file://{self.origin}"]\n\tinsteadOf = {address}.git\n')
+        configuration.write_text(f'[url "file://{self.origin}"]\n\tinsteadOf = {URL}.git\n')
         self.environment = os.environ | {
             "GIT_CONFIG_GLOBAL": str(configuration),
             "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -139,6 +145,7 @@ class Site:
                 break
         assert self.state() == before, "the job leaves the project as it was"
         assert not seen.exists() or TOKEN not in seen.read_text(), "Copier could read the token"
+        assert TOKEN not in Path(f"{self.record}.git").read_text()
         return done.returncode, said
 
     def state(self) -> tuple[object, ...]:
@@ -435,9 +442,23 @@ class Asks(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.parametrize("site", ["gitlab"], indirect=True)
+def test_git_asks_the_environment_for_gitlabs_token(site: Site) -> None:
+    site.release("v2.0.0")
+    Asks.logins.clear()
+    with HTTPServer(("127.0.0.1", 0), Asks) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/ada/project"
+        code, said = site.run(propose=True, CI_PROJECT_URL=address)
+        server.shutdown()
+    assert code == 1 and "the branch template-update can't be pushed" in said
+    assert Asks.logins == [f"template:{TOKEN}"]
+
+
 def test_git_gets_the_token_from_gh(site: Site) -> None:
     """The checkout keeps none, so a private repository asks for it."""
     site.release("v2.0.0")
+    Asks.logins.clear()
     with HTTPServer(("127.0.0.1", 0), Asks) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/ada/project.git"

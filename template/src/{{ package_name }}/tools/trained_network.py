@@ -76,7 +76,9 @@ def opened(
         dataset = load(trained.settings)
         for name, each in parts_of(dataset, flags.split).items():
             if isinstance(each, IterableDataset):
-                raise UsageError(f"the {name} set has no index: choose another --split")
+                raise UsageError(
+                    f"the {name} set is a stream, which has no index: choose another --split"
+                )
             check_length(name, len(each), world)
         in_run = path.parent.name == "checkpoints"
         yield trained, dataset, path.parent.parent if in_run else path.parent, world
