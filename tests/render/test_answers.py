@@ -292,6 +292,14 @@ def test_further_options_take_the_place_of_answers(render: Renderer) -> None:
     assert given(cpu) == given("slurm/doctor.sbatch") == ["--mpi=pmi2"]
 
 
+def test_a_server_asks_for_no_resources_of_a_training(render: Renderer) -> None:
+    answers = {"memory": "64G", "exclusive": True, "monitoring_servers": ["tensorboard"]}
+    files = render({"setup": "full", **answers})
+    for line in ("#SBATCH --mem=64G", "#SBATCH --exclusive"):
+        assert line in files["slurm/train_single_node.sbatch"]
+        assert line not in files["slurm/monitoring/tensorboard.sbatch"]
+
+
 def test_directives_follow_their_answers(render: Renderer) -> None:
     files = render(
         {

@@ -4,6 +4,9 @@ After an intended change, run `pytest tests/render/test_golden.py --update-golde
 difference as a user would read the script.
 """
 
+import shutil
+import subprocess
+import sys
 from difflib import unified_diff
 from pathlib import Path
 
@@ -29,6 +32,20 @@ SCRIPTS = [
     "common.sh",
     "resume.sh",
 ]
+
+
+def test_a_script_that_differs_is_told_and_not_written(tmp_path: Path) -> None:
+    """In a copy of the repository with another golden file."""
+    root = Path(__file__).parents[2]
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".docs", "results")
+    copy = shutil.copytree(root, tmp_path / "copy", ignore=ignored)
+    golden = copy / "tests/render/golden/train_cpu.sbatch"
+    golden.write_text("another script\n")
+    select = "tests/render/test_golden.py::test_batch_scripts[train_cpu.sbatch-srun]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", select]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 1 and "train_cpu.sbatch differs" in done.stdout, done.stdout
+    assert golden.read_text() == "another script\n"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

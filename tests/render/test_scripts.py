@@ -323,6 +323,28 @@ def test_the_log_says_how_long_a_requeued_job_waits(
     assert "not requeued" in log and "for at least" not in log
 
 
+@pytest.mark.parametrize(("most", "asked"), [("3", ["requeue 123456"]), ("2", [])])
+def test_the_guard_of_a_killed_batch_shell_keeps_to_the_cap(
+    srun: Submission, most: str, asked: list[str]
+) -> None:
+    state = {"JOB_STATE": "COMPLETING 2 JobLaunchFailure", "SLURM_RESTART_COUNT": "2"}
+    path = f"{srun.root / 'bin'}:{os.environ['PATH']}"
+    guard = subprocess.Popen(
+        ["bash", srun.root / "slurm/guard.sh"],
+        cwd=srun.root,
+        env={**JOB, **state, "MAX_REQUEUES": most, "PATH": path},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guard.stdout and guard.stdout.readline() == b"ready\n"
+    deadline = time.monotonic() + 60
+    while guard.poll() is None and time.monotonic() < deadline:  # it may not wait yet
+        guard.terminate()
+        time.sleep(0.1)
+    os.killpg(guard.pid, signal.SIGKILL)  # its `sleep`
+    assert guard.returncode == 0 and srun.noted("requeued") == asked
+
+
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_only_an_expedited_job_that_ended_well_is_kept_from_the_queue(
     render: Renderer, tmp_path: Path, code: int
@@ -496,6 +518,8 @@ def test_modules_are_loaded_in_order_and_none_for_gpus_on_the_cpu(
     assert modules_and_site(log) == [*expected, "module load CUDA/12.4", "module load nccl"]
     _, log = project.run("train_cpu", SLURM_GPUS_ON_NODE="")
     assert modules_and_site(log) == expected
+    script = render({"modules": "rocm/6.4\ncudnn/9\npython/3.12"})["slurm/train_cpu.sbatch"]
+    assert "python/3.12" in script and "rocm" not in script and "cudnn" not in script
 
 
 def test_other_commands_of_modules_run_in_order_or_end_the_job(

@@ -91,6 +91,12 @@ def test_own_files_have_their_own_style(tmp_path: Path) -> None:
     (project / "src/demo/tools/mine.py").write_text(OWN_MODEL)
     said = findings()
     assert "ANN001" in said and "1 file would be reformatted" in said, said
+    (project / "src/demo/tools/mine.py").write_text("import math\nx = {'a':1}\n")
+    recipe = ["make", "--dry-run", "format", f"PYTHON={sys.executable}"]
+    for line in subprocess.check_output(recipe, cwd=project, text=True).splitlines():
+        if line.startswith(f"{sys.executable} -m"):
+            subprocess.run(line.split(), cwd=project, capture_output=True)
+    assert (project / "src/demo/tools/mine.py").read_text() == 'x = {"a": 1}\n'
 
 
 @pytest.mark.slow

@@ -50,6 +50,21 @@ def test_a_job_may_do_what_it_says(workflows: dict[str, str]) -> None:
         assert job["permissions"], path
 
 
+def test_each_push_is_linted_and_tested(render: Renderer, workflows: dict[str, str]) -> None:
+    for path, text in workflows.items():
+        if path.endswith(": .github/workflows/ci.yml"):
+            workflow = yaml.safe_load(text)
+            assert set(workflow[True]) == {"push", "pull_request"}, "`on`, for YAML"
+            runs = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+            assert runs[-2:] == ["make lint", "make test"]
+    pipeline = yaml.safe_load(render({"ci": "gitlab"})[".gitlab-ci.yml"])
+    assert pipeline["test"]["script"] == ["make lint", "make test"]
+
+
+def test_no_skip_passes_in_the_ci_of_this_repository() -> None:
+    assert "PYTEST_ARGS='--no-skips" in (TEMPLATE / ".ci/run").read_text()
+
+
 def test_no_checkout_leaves_a_token(workflows: dict[str, str]) -> None:
     for path, job in jobs(workflows):
         for step in job["steps"]:

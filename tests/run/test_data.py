@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +100,17 @@ def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int
     other = [int(number) for _, batch in batches.epoch(1) for number in batch]
     assert again == orders[0] != sorted(orders[0])
     assert other != again
+    if ranks > 1:
+        assert set(other) != set(again), "ranks exchange shards"
+
+
+def test_a_stream_shuffles_within_a_shard(project: Path) -> None:
+    from demo.engine import ShardStream
+
+    shard = ShardStream([0], lambda _: iter(range(200)), shuffle=50)
+    read = [int(number) for _, batch in Loader(shard, 200).epoch(0) for number in batch]
+    assert sorted(read) == list(range(200))
+    assert sum(abs(after - before) == 1 for before, after in pairwise(read)) < 50
 
 
 @pytest.mark.parametrize("sizes", [None, [10 * (shard + 1) for shard in range(7)]])
@@ -394,6 +405,16 @@ def test_idx_files_are_read_plain_and_packed(project: Path, idx_files: Path) -> 
     images, labels = read(idx_files, "train")
     assert images.shape == (6, 28, 28) and labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert images.flatten()[:300].tolist() == [number % 251 for number in range(300)]
+
+
+def test_digits_are_normalized_as_mnist_needs_it(project: Path) -> None:
+    """The mean of the pixels of MNIST's training set is 33.32, their deviation 78.57."""
+    from demo.data import Digits
+
+    images = torch.tensor([33, 112], dtype=torch.uint8)[:, None, None].expand(2, 28, 28)
+    digits = Digits(images, torch.zeros(2, dtype=torch.int64))
+    assert digits[0][0].mean().item() == pytest.approx(0, abs=0.01)
+    assert digits[1][0].mean().item() == pytest.approx(1, abs=0.01)
 
 
 def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:

@@ -246,6 +246,7 @@ def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
         load()
     found = load(**names)
     assert [len(part) for part in (found.train, found.validation, found.test)] == [8, 1, 1]
+    assert torch.equal(load(**names, seed=1).test.targets, found.test.targets)
     row, target = found.train[0]
     assert row.tolist() == [row[1] + 0.5, row[1]] and target == row[1] * 10
     for bad in ("1,2,,three\n", "1,2,,nan\n", "1,2\n", '"1",2,,3,4\n'):
@@ -277,6 +278,8 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
         assert len(found.validation) == len(found.test) == 10
         pixels, label = found.validation[7]
         assert (pixels.shape, pixels.dtype, label) == ((24, 24, 3), torch.uint8, 7)
+        for held_out in (found.validation, found.test):  # without augmentation
+            assert torch.equal(held_out[7][0], held_out[7][0])
     with pytest.raises(
         error, match=r"parquet, group 0, row 7 is of class 7, but there are 7, counted from 0"
     ):

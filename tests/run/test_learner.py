@@ -569,6 +569,14 @@ def test_averages_follow_the_parameters_slowly(learners: Path, tmp_path: Path) -
     parameters = after["networks"]["network"]["0.weight"]
     torch.testing.assert_close(later, 0.3 * earlier + 0.7 * parameters)
     assert not torch.equal(earlier, later)
+    # In the first steps, the average forgets sooner: its decay is (1 + step) / (10 + step).
+    before, after = (
+        torch.load(job.run_dir / f"checkpoints/step-0000000{step}.pt", weights_only=True)
+        for step in (1, 2)
+    )
+    earlier, later = (each["averages"]["network"]["0.weight"] for each in (before, after))
+    parameters = after["networks"]["network"]["0.weight"]
+    torch.testing.assert_close(later, 0.25 * earlier + 0.75 * parameters)
 
 
 def test_a_step_whose_validation_is_due_is_validated_if_it_ends_an_epoch_too(

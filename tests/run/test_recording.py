@@ -24,6 +24,8 @@ class Model(Model):
         record("mine/mean", batch[0].new_tensor(rank), weight=1 + rank)
         record("mine/sum", 1, "sum")
         record("mine/max", batch[0].new_tensor(7 - rank), "max")
+        record(f"mine/drawn{rank}", torch.rand(()))
+        record("mine/training", float(network.training))
         if rank == 1:
             record("of_one", 5)
         return super().loss(network, batch)
@@ -75,6 +77,10 @@ def test_ranks_come_to_one_number(recording: Path, tmp_path: Path) -> None:
         assert line["mine/sum"] == 2 * 29
         assert (line["mine/max"], line["train/of_one"]) == (7, 5)
         assert line["system/memory_gib"] > 0.05
+        assert line["mine/training"] == 1
+    # Each step and each rank draws numbers of its own.
+    drawn = {line[f"mine/drawn{rank}"] for line in lines for rank in (0, 1)}
+    assert len(drawn) == 8 and all(0.3 < each < 0.7 for each in drawn)
     validated = [line for line in job.metrics() if "validation/loss" in line]
     # Three batches on each rank, each evaluation by itself.
     assert [line["validation/mine/sum"] for line in validated] == [6000, 6000]

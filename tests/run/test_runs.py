@@ -194,6 +194,8 @@ def test_the_table_and_the_exit_code(
     assert runs.main([str(again), "--fail"]) == 1
     set_squeue(tmp_path, "echo '77 RUNNING (None)'")
     assert runs.main([str(again), "--fail"]) == 0
+    set_squeue(tmp_path, KNOWS_NONE)
+    assert runs.main([str(root / "mnist" / "1"), "--fail"]) == 1, "Slurm no longer knows its job"
 
 
 def test_what_is_no_run_is_passed_over(

@@ -234,7 +234,8 @@ def test_a_job_is_paid_from_its_start(
     for number in (1, 2):
         (tmp_path / f"attempts/{number}.json").touch()
         file = usage.UsageFile(tmp_path, workers=0)
-        ranks = [usage.Rank(**RANK), usage.Rank(**{**RANK, "host": "n2", "gpus": 2})]
+        ranks = [usage.Rank(**RANK), usage.Rank(**RANK)]
+        ranks += [usage.Rank(**{**RANK, "host": "n2", "gpus": 2})]
         file.write(ranks, {}, {part: 0.0 for part in usage.PARTS})
     first, second = usage.read(tmp_path).values()
     assert (first.nodes, first.cpus, first.gpus) == (2, 16, 6)
