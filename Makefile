@@ -29,7 +29,7 @@ export TORCH TORCH_INDEX PYTHON3 OTHER_PYTHON
 # Without compiled files, Python compiles torch at every start: four seconds instead of two, for each rank.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-nightly test-slurm test-torch torch-tests coverage lint docs benchmarks clean
+.PHONY: help demo mutants test test-all test-nightly test-slurm test-torch torch-tests coverage lint docs benchmarks clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## /\1: /p' Makefile
@@ -45,6 +45,9 @@ test-all: lint docs ## check all that a change must pass: the same, and Slurm (a
 
 test-nightly: lint docs ## the same, and more launchers, strategies, signals and world sizes
 	$(PYTEST) $(PYTEST_ARGS)
+
+mutants: .venv/ready ## plant faults in copies of this repository, and show which ones the tests miss: 40 minutes; SHARE=10: a tenth
+	$(PYTHON) tests/mutants.py --share $(or $(SHARE),1)
 
 test-slurm: $(addprefix test-slurm-,$(if $(filter all,$(SLURM)),$(SLURM_VERSIONS),$(SLURM))) ## run the tests of the cluster with another Slurm: SLURM=23.11, 24.11, 25.11, 26.05 or all
 
