@@ -104,16 +104,18 @@ def load(settings: Settings) -> Datasets:
 
 
 def new_data(path: Path, _settings: Settings) -> Digits:
-    """Return digits to predict from an image, or from all images of a folder.
+    """Return digits to predict from an image, or from all .png and .jpg files of a folder.
 
     The command `predict --input` calls this. The digits should be white on black, as in MNIST.
 
     Raises:
-        UsageError: a file is not an image.
+        UsageError: a file is not an image, or the folder has none.
     """
     from PIL import Image
 
-    paths = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+    paths = sorted(path.glob("[!.]*.[jp][pn]*g")) if path.is_dir() else [path]
+    if not paths:
+        raise UsageError(f"{path} has no .png or .jpg file")
     try:
         images = [np.asarray(Image.open(each).convert("L").resize((28, 28))) for each in paths]
     except OSError as error:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,27 @@ def test_digits_of_ones_own_are_predicted(project: Path, tmp_path: Path) -> None
 
 
 def test_a_change_by_a_hook_is_warned_about_once(rows: Path, tmp_path: Path) -> None:
+    """Also if it sets an attribute that the set did not have, and on several ranks."""
     old = "    def loss("
     hook = "    def on_step(self, training):\n        training.datasets.train.level = 0.5 * "
     hook += f"training.position.step\n        training.datasets.train.cache = None\n\n{old}"
     mine = edited(rows, tmp_path, "model.py", old, hook)
-    said = srun(mine, tmp_path / "run", 1, *FLAGS, "--dataset=all").wait().log
+    said = srun(mine, tmp_path / "run", 2, *FLAGS, "--dataset=all").wait().log
     assert len(re.findall("set_progress", said)) == 1 and "on_step" in said and "`level`" in said
+
+
+def test_a_read_of_a_stream_that_waits_for_progress_is_refused(project: Path) -> None:
+    from demo.engine import ShardStream, UsageError
+
+    class Curriculum:
+        def set_progress(self, *place: float) -> None: ...
+
+        def read(self, shard: int) -> Iterator[int]:
+            return iter(range(shard))
+
+    with pytest.raises(UsageError, match="decode"):
+        ShardStream([1, 2], Curriculum().read)
+    assert ShardStream([1, 2], Curriculum().read, decode=float)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from renderer import render_project
 
-from .conftest import PACED, Job, srun
+from .conftest import PACED, Job, edited, srun
 
 DATA = """
 from types import SimpleNamespace
@@ -145,6 +145,21 @@ def test_a_state_is_resumed_exactly(
     assert job.codes == [0] * ranks, job.log
     assert drawn(job, ranks) == expected
     assert job.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
+
+
+def test_a_state_that_a_checkpoint_can_not_hold_is_refused_at_once(
+    replay: Path, tmp_path: Path
+) -> None:
+    mine = edited(
+        replay,
+        tmp_path,
+        "data.py",
+        '"buffer": self.buffer',
+        '"buffer": __import__("fractions").Fraction(1)',
+    )
+    job = srun(mine, tmp_path / "run", 2, *FLAGS, "--dataset=endless", "--max-steps=9").wait()
+    assert job.codes == [1, 1] and "Traceback" not in job.log
+    assert "state_dict of the training set" in job.log and "step 1 " not in job.log
 
 
 def test_other_ranks_begin_anew(replay: Path, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def check_readable(state: Mapping[str, Any]) -> None:
             what = found[1] if found else str(error).partition("\n")[0]
             raise UsageError(
                 f"a checkpoint could not be read again, since '{part}' has {what}: use only "
-                "tensors, numbers, texts, lists and dictionaries"
+                "tensors, numbers, texts, tuples, lists and dictionaries"
             ) from None
 
 

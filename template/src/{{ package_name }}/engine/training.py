@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpointing
-from .checkpoint_files import find_start
+from .checkpoint_files import check_readable, find_start
 from .checks import (
     check_datasets,
     check_loaded,
@@ -158,6 +158,9 @@ class Training:
 
         Only a first start and a dry run draw figures, since this imports matplotlib.
         """
+        if self.loader.has_state:
+            state = {"state_dict of the training set": self.datasets.train.state_dict()}
+            self.world.on_main(lambda: check_readable(state))
         test, (batch, outputs) = self.evaluator.check(self.datasets.validation, self.datasets.test)
 
         def call() -> None:

@@ -48,6 +48,11 @@ class ShardStream(IterableDataset):
         decode: Callable[[Any], Any] | None = None,
         sizes: Sequence[int] | None = None,
     ) -> None:
+        if decode is None and hasattr(getattr(read, "__self__", None), "set_progress"):
+            raise UsageError(
+                "`read` of a ShardStream reads ahead of the steps, where set_progress has no use: "
+                "give the stream a method `decode` of the same object"
+            )
         self.shards, self.read, self.shuffle, self.decode = shards, read, shuffle, decode
         self.sizes, self.length = sizes, length if sizes is None else sum(sizes)
         self.rank, self.world_size, self.seed, self.epoch, self.skip = 0, 1, 0, 0, 0

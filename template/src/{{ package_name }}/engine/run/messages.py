@@ -58,7 +58,8 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
             "for bit as without the stop",
             state["world_size"],
             world.size,
-            "with the training sets of the ranks that both have; further ranks begin theirs anew"
+            "with the training set of the rank with the same number (further ranks begin anew, and "
+            "further sets are dropped)"
             if state["data"]
             else "at the same sample of the epoch",
         )
