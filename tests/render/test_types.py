@@ -90,7 +90,7 @@ def test_own_files_have_their_own_style(tmp_path: Path) -> None:
     assert {"F401", "F841", "F821"} <= set(findings().split())
     (project / "src/demo/tools/mine.py").write_text(OWN_MODEL)
     said = findings()
-    assert "ANN001" in said and "1 file would be reformatted" in said, said
+    assert "ANN001" in said and "1 file would" in said, said
     (project / "src/demo/tools/mine.py").write_text("import math\nx = {'a':1}\n")
     recipe = ["make", "--dry-run", "format", f"PYTHON={sys.executable}"]
     for line in subprocess.check_output(recipe, cwd=project, text=True).splitlines():

@@ -170,7 +170,7 @@ def test_energy_is_slurms_and_never_counted_twice(
 
     sacct.unlink()
     assert "node_kWh" not in costs.attempts({runs["1"]: float(SECOND)})[0].costs
-    assert "sacct does not answer: sacct failed: /bin/cat: " in capsys.readouterr().err
+    assert "failed: /bin/cat" in capsys.readouterr().err
 
 
 EVIL = {
@@ -218,7 +218,7 @@ def test_a_table_for_pandas_and_for_spreadsheets(
             number = part.lstrip("-").replace(".", "").isdecimal()
             assert number or part.lstrip()[:1] not in (*"=+-@", "\uff1d"), cell
         assert cell.isprintable()
-    with pytest.raises(Exception, match="can't write /proc/nowhere"):
+    with pytest.raises(Exception, match="write /proc/nowhere"):
         costs.main([str(root), "--csv=/proc/nowhere"])
 
 

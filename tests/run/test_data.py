@@ -279,7 +279,7 @@ def test_joined_datasets_with_different_batches_are_refused(project: Path) -> No
     class Other(Singles):
         collate = staticmethod(list)
 
-    with pytest.raises(UsageError, match="different `collate`: set the"):
+    with pytest.raises(UsageError, match="different `collate`"):
         Loader(ConcatDataset([Singles(), Other()]), 10, 0, 1, seed=1, workers=0)
 
 
@@ -297,7 +297,7 @@ def test_a_dataset_that_workers_cannot_get_is_an_error(project: Path) -> None:
 
     stream = ShardStream(range(7), lambda shard: iter([shard]), length=7)
     batches = Loader(stream, 1, 0, 1, seed=1, workers=1)
-    with pytest.raises(UsageError, match=r"can't start with ShardStream of data.py: .*--workers 0"):
+    with pytest.raises(UsageError, match=r"data.py: .*--workers 0"):
         next(batches.epoch(0))
 
 
@@ -309,7 +309,7 @@ def test_a_dataset_that_shared_memory_has_no_room_for_is_an_error(project: Path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
-        with pytest.raises(UsageError, match=r"unable to .* make room in /dev/shm"):
+        with pytest.raises(UsageError, match="in /dev/shm"):
             next(batches.epoch(0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -328,8 +328,8 @@ def test_a_batch_that_a_worker_cannot_send_is_an_error(project: Path, tmp_path: 
     )
     job = srun(copy, tmp_path / "run", 1, "--workers=1").wait()
     assert job.codes == [1]
-    assert "error: a loading worker can't send a batch: unable to " in job.log
-    assert "error: a loading worker ended" in job.log and "Traceback" not in job.log
+    assert "worker can't send" in job.log
+    assert "loading worker ended" in job.log and "Traceback" not in job.log
 
 
 def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Pat
     assert job.codes == [1]
     (line,) = [line for line in job.log.splitlines() if "[rank 0]" not in line]
     assert line.startswith("error: loading workers can't start with Digits of data.py: AF_UNIX")
-    assert "path too long" in line and "set TMPDIR to a short path" in line
+    assert "path too long" in line and "set TMPDIR" in line
 
 
 def _stream():  # noqa: ANN202 - its type is the project's
@@ -376,11 +376,11 @@ def test_data_that_ranks_cannot_share_is_an_error(project: Path) -> None:
         def __iter__(self) -> Iterator[int]:
             yield from ()
 
-    with pytest.raises(UsageError, match="Endless, an iterable dataset"):
+    with pytest.raises(UsageError, match="Endless, an iterable"):
         Loader(Endless(), 1, 0, 1, seed=0, workers=0)
     with pytest.raises(UsageError, match=r"7 shard.s. for 8 rank.s."):
         _stream().assign(0, 8, seed=0)
-    with pytest.raises(UsageError, match="99 samples, fewer than one batch of 50 on each of 2"):
+    with pytest.raises(UsageError, match="99 samples"):
         EpochSampler(99, 50, 0, 2, seed=0)
 
 
@@ -444,7 +444,7 @@ def test_damaged_files_are_refused(project: Path, idx_files: Path) -> None:
     # More than it may have, in few bytes.
     labels.unlink()
     labels.write_bytes(gzip.compress(bytes(2**28 + 1), compresslevel=1))
-    with pytest.raises(UsageError, match=r"is damaged \(it has more than 268435456 bytes\)"):
+    with pytest.raises(UsageError, match="more than 268435456 bytes"):
         read(idx_files, "t10k")
 
 
@@ -541,7 +541,7 @@ def test_a_file_with_another_checksum_is_not_kept(
     from demo.mnist import download
 
     checksums["t10k-labels-idx1-ubyte"] = "0" * 64
-    with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte.gz to .* checksum is wrong"):
+    with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte.gz to .* checksum"):
         download(tmp_path / "data", mirror)
     assert not list((tmp_path / "data").glob("t10k-labels*"))
 

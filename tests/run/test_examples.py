@@ -219,11 +219,11 @@ def loader(example: Example, dataset: str, folder: Path) -> Load:
 def test_a_text_of_ones_own_is_read(text: Example, tmp_path: Path) -> None:
     load = loader(text, "text", tmp_path)
     error = text.module("engine.errors").UsageError
-    with pytest.raises(error, match=r"no text in \.txt files in .*: put yours there"):
+    with pytest.raises(error, match="no text in"):
         load()
     (tmp_path / "2.txt").write_bytes(b"world" * 100)
     (tmp_path / "1.txt").write_bytes(b"hello" * 100)
-    with pytest.raises(error, match="1000 bytes, too few for a context of 64"):
+    with pytest.raises(error, match="1000 bytes, too few"):
         load()
     found = load(context=10, held_out=0.2)
     assert [len(part) for part in (found.train, found.validation, found.test)] == [59, 19, 19]
@@ -237,12 +237,12 @@ def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
     load = loader(table, "csv", tmp_path)
     error = table.module("engine.errors").UsageError
     names = {"columns": ("b", "a"), "target": "price"}
-    with pytest.raises(error, match=r"no table\.csv in .*: put your table there"):
+    with pytest.raises(error, match=r"no table\.csv"):
         load(**names)
     path = tmp_path / "table.csv"
     rows = [f'{number},"{number}.5",,{number}e1\n' for number in range(10)]
     path.write_text("".join(["a,b,name,price\n", *rows]))
-    with pytest.raises(error, match="has no column 'x1', only a, b, name, price: name those"):
+    with pytest.raises(error, match="no column 'x1'"):
         load()
     found = load(**names)
     assert [len(part) for part in (found.train, found.validation, found.test)] == [8, 1, 1]
@@ -258,7 +258,7 @@ def test_a_table_of_ones_own_is_read(table: Example, tmp_path: Path) -> None:
     text = "of two lines\n" + "and long, " * 50_000
     path.write_text(f'a,b,name,price\n{"".join(rows)}1,2,"{text}",3\n')
     assert len(load(**names).train) == 9, "another column may have any text"
-    with pytest.raises(error, match="price is the name of two columns"):
+    with pytest.raises(error, match="two columns"):
         load(columns=("a", "price"), target="price")
 
 
@@ -266,12 +266,12 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
     files, tar, rows = (loader(images, kind, tmp_path) for kind in ("files", "tar", "parquet"))
     error = images.module("engine.errors").UsageError
     for load, ending in ((tar, "tar"), (rows, "parquet")):
-        with pytest.raises(error, match=rf"no \.{ending} file in .*/train: put your shards there"):
+        with pytest.raises(error, match=rf"no \.{ending} file"):
             load()
-    with pytest.raises(error, match=r"no image in .*/train: put yours there as CLASS/NAME\.jpg"):
+    with pytest.raises(error, match="no image in"):
         files()
     jpegs.write(tmp_path, shards=2, each=12, edge=40)
-    with pytest.raises(error, match="has 10 folders of classes, but classes is 9"):
+    with pytest.raises(error, match="has 10 folders"):
         files(classes=9)
     for load in (files, tar, rows):
         found = load(size=24)
@@ -280,28 +280,26 @@ def test_images_of_ones_own_are_read(images: Example, tmp_path: Path) -> None:
         assert (pixels.shape, pixels.dtype, label) == ((24, 24, 3), torch.uint8, 7)
         for held_out in (found.validation, found.test):  # without augmentation
             assert torch.equal(held_out[7][0], held_out[7][0])
-    with pytest.raises(
-        error, match=r"parquet, group 0, row 7 is of class 7, but there are 7, counted from 0"
-    ):
+    with pytest.raises(error, match="group 0, row 7"):
         rows(classes=7).validation[7]
     # Classes are numbered as in the training set, also where some are missing.
     (tmp_path / "validation/0").rename(tmp_path / "validation/.hidden")
     assert sorted(label for _, label in files().validation) == list(range(1, 10))
     (tmp_path / "validation/.hidden").rename(tmp_path / "validation/zero")
-    with pytest.raises(error, match="has a class zero, which the training set lacks"):
+    with pytest.raises(error, match="has a class zero"):
         files()
     (tmp_path / "validation/zero").rename(tmp_path / "validation/0")
     # Without a test set, that of the validation is taken.
     shutil.rmtree(tmp_path / "test")
     assert len(files().test) == 10
     (tmp_path / "train/0002.parquet").touch()
-    with pytest.raises(error, match=r"parquet-sizes\.json has no 0002\.parquet: run .make data"):
+    with pytest.raises(error, match=r"no 0002\.parquet"):
         rows()
     (tmp_path / "train/._0000.tar").write_bytes(b"of macOS")
     tar()
     for damaged in ("", "3", '{"0000.tar": null}'):
         (tmp_path / "tar-sizes.json").write_text(damaged)
-        with pytest.raises(error, match=r"tar-sizes\.json is damaged: remove it"):
+        with pytest.raises(error, match=r"tar-sizes\.json is damaged"):
             tar()
 
 
@@ -318,7 +316,7 @@ def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> N
         member = tarfile.TarInfo("0001.jpg")
         member.size = len(content)
         archive.addfile(member, io.BytesIO(content))
-    with pytest.raises(error, match=r"an image 0001 without its class, 0001\.cls"):
+    with pytest.raises(error, match="image 0001 without"):
         list(kinds["tar"].read(str(path)))
     path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(error, match=r"can't read .*/0\.tar"):
@@ -329,7 +327,7 @@ def test_a_damaged_image_or_shard_is_named(images: Example, tmp_path: Path) -> N
             list(use(str(path)))
     for columns in ({"image": [content]}, {"image": [content], "label": ["cat"]}):
         parquet.write_table(pyarrow.table(columns), path)
-        with pytest.raises(error, match="can't read the columns image and label"):
+        with pytest.raises(error, match="image and label"):
             list(kinds["parquet"].read(str(path)))
 
 

@@ -481,7 +481,7 @@ def test_mfu_is_the_share_of_the_peak(
         assert found["train/tflops_per_second"] == pytest.approx(4000 * 4e9 / sum(seconds) / 1e12)
         share = 100 * found["train/tflops_per_second"] / 989.4
         assert found["train/mfu_percent"] == pytest.approx(share)
-        assert "the peak of NVIDIA H100 80GB HBM3 in bf16: 989.4 TFLOP/s" in caplog.text
+        assert "HBM3 in bf16: 989.4" in caplog.text
 
         # Of both attempts, on one rank and then on two.
         plugin.on_save(training)

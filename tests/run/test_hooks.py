@@ -187,7 +187,7 @@ def test_a_hook_that_fails_is_named_and_the_run_has_failed(
 ) -> None:
     job = train(hooked, tmp_path, 1, FAILS=hook)
     assert job.codes == [1]
-    assert f"{name} in model.py failed at step" in job.log
+    assert f"{name} in model.py failed" in job.log
     assert json.loads((job.run_dir / "status.json").read_text())["status"] == "failed"
     assert calls(tmp_path, 0)[-1].endswith("end failed KeyError")
 
@@ -199,7 +199,7 @@ def test_a_hook_that_fails_after_the_training_does_not_cost_the_run(
     job = train(hooked, tmp_path, 1, FAILS=hook)
     assert job.codes == [1]
     assert json.loads((job.run_dir / "summary.json").read_text())["global_step"] == 20
-    assert "in model.py failed at step 20" in job.log and "what the hook lacks" in job.log
+    assert "failed at step 20" in job.log and "what the hook lacks" in job.log
     assert json.loads((job.run_dir / "status.json").read_text())["status"] == "finished"
 
 
@@ -240,4 +240,4 @@ def test_a_hook_of_another_name_is_refused(full_project: Path, tmp_path: Path) -
     job = srun(copy, tmp_path / "run", 1).wait()
     assert job.codes == [1]
     (line,) = [line for line in job.log.splitlines() if "error:" in line]
-    assert "on_train_start in model.py is not a hook: the hooks are on_start, on_step," in line
+    assert "on_train_start in model.py" in line

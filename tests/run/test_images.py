@@ -173,7 +173,7 @@ def test_a_sparse_file_in_a_tar_file_is_refused(images: Path, tmp_path: Path) ->
     words = ("tar", "--sparse", "-cf", "data/train/0.tar", "0.ppm", "0.cls")
     subprocess.run(words, cwd=tmp_path, check=True)
     code, said = make_data(images, tmp_path / "data", "tar")
-    assert code == 1 and "has a sparse file 0.ppm: make it without -S" in said
+    assert code == 1 and "sparse file 0.ppm" in said
 
 
 def test_links_in_a_tar_file_are_named(images: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_other_files_beside_shards_are_named(images: Path, tmp_path: Path) -> No
     write_tar(tmp_path / "train/0.tar", TAR["whole"][0])
     write_tar(tmp_path / "train/more/1.tar", TAR["whole"][0])
     code, said = make_data(images, tmp_path, "tar")
-    assert code == 0 and f"1 not taken, such as {tmp_path}/train/more" in said, said
+    assert code == 0 and f"taken, such as {tmp_path}/train/more" in said, said
 
 
 def test_what_is_not_taken_from_folders_is_counted_and_named(images: Path, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_no_sample_at_all_is_an_error(images: Path, tmp_path: Path, kind: str) -
         write_tar(tmp_path / part / "0.tar", [("a.gif", GREY), ("a.cls", b"1")])
         (tmp_path / part / "0/a.png").unlink()
         code, said = make_data(images, tmp_path, kind)
-        assert code == 1 and f"error: no image in {tmp_path / part}" in said, said
+        assert code == 1 and f"no image in {tmp_path / part}" in said, said
 
 
 def write_parquet(path: Path, images: Sequence[object]) -> None:
@@ -254,10 +254,10 @@ def test_parquet_files_have_the_contents_of_images(images: Path, tmp_path: Path)
     for column in ([{"bytes": None, "path": "a.png"}], ["a.png"], [None, GREY]):
         write_parquet(shard, column)
         code, said = make_data(images, tmp_path, "parquet")
-        assert code == 1 and "0.parquet, row 0 has no bytes" in said, said
+        assert code == 1 and "0.parquet, row 0" in said, said
     write_parquet(shard, [])
     code, said = make_data(images, tmp_path, "parquet")
-    assert code == 1 and "error: no image in" in said, said
+    assert code == 1 and "no image in" in said, said
 
 
 @pytest.mark.parametrize(("example", "kind"), [("table", "csv"), ("text", "text")])
@@ -277,4 +277,4 @@ def test_text_in_other_files_is_named(tmp_path: Path) -> None:
     for name in ("._a.txt", "b.TXT"):
         (root / "data" / name).write_text("no " * 100)
     code, said = make_data(root, root / "data", "text")
-    assert code == 0 and "1900" in said and "2 not taken, such as " in said, said
+    assert code == 0 and "1900" in said and "2 not taken" in said, said

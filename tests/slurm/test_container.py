@@ -129,7 +129,7 @@ def test_it_trains_on_two_nodes(project: Project, digits: list[str]) -> None:
     job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *digits, "--max-steps=150")
     assert job.summary["test_accuracy"] > 0.9
     assert job.summary["hostnames"] == ["n1", "n1", "n2", "n2"]
-    assert "4 rank(s) by srun on" in job.log
+    assert "4 rank(s) by srun" in job.log
     image = f"{project.root}/container/image.sif"
     provenance = json.loads((job.run_dir / "provenance.json").read_text())
     code = f"{project.root}/.snapshots/{provenance['snapshot']}/src/demo"
@@ -162,10 +162,7 @@ def test_a_build_that_fails_leaves_the_image(project: Project) -> None:
     image = project.root / "container/image.sif"
     before = image.stat()
     done = on_login(project, "make", "image", "BUILD_ARGS=--build-arg BOOTSTRAP=localimage")
-    assert (
-        done.returncode == 2
-        and "error: container/image.sif was not built: see apptainer" in done.stderr
-    )
+    assert done.returncode == 2 and "container/image.sif was not built" in done.stderr
     assert image.stat() == before
     assert not list(image.parent.glob("new*"))
 
@@ -237,7 +234,7 @@ def test_a_stopped_job_comes_back(project: Project, uninterrupted: Job) -> None:
         check_back(job, uninterrupted)
     finally:
         code.write_text(kept)
-    assert "stopped after a checkpoint, and back to the queue" in job.log
+    assert "checkpoint, and back" in job.log
 
 
 @pytest.mark.slow

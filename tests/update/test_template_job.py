@@ -248,12 +248,12 @@ def test_the_commands_of_the_page_on_updates(site: Site) -> None:
 @both
 def test_it_tells(site: Site) -> None:
     code, said = site.run()
-    assert (code, said.count("\n")) == (0, 1) and "has the newest version of the template" in said
+    assert (code, said.count("\n")) == (0, 1) and "has the newest" in said
     site.release("v2.0.0")
     code, said = site.run(GITHUB_ACTIONS="true")
     assert (code, said.count("\n")) == (2, 1)
     assert said.startswith("::error::") or site.ci == "gitlab"
-    assert "version, 2.0.0, and this project has 1.1.0: run 'make update'" in said
+    assert "has 1.1.0: run 'make update'" in said
     assert git(site.origin, "branch", "--list").split() == ["*", "main"]
 
 
@@ -262,20 +262,20 @@ def test_a_proposal_is_one_commit_on_one_branch_with_one_request(site: Site) -> 
     assert site.run(propose=True)[0] == 0 and not site.requests(), "nothing is new"
     site.release("v2.0.0")
     code, said = site.run(propose=True)
-    assert code == 0 and f"from the branch {BRANCH} brings the template to v2.0.0" in said
+    assert code == 0 and f"the branch {BRANCH} brings" in said
     assert (
         git(site.origin, "log", "--format=%s", f"main..{BRANCH}")
         == "Update the template to v2.0.0\n"
     )
     assert site.proposed(".gitignore").endswith("# v2.0.0\n")
-    assert len(site.requests()) == 1 and "Update the template to v2.0.0" in site.requests()[0]
+    assert len(site.requests()) == 1 and "template to v2.0.0" in site.requests()[0]
     assert "main" in site.requests()[0].split() or "merge_request.target=main" in site.requests()[0]
 
     # A week later, and with the work going on, there is nothing to add.
     first = git(site.origin, "rev-parse", BRANCH)
     site.edit("model.py", "ours = True\n")
     code, said = site.run(propose=True)
-    assert code == 0 and "waits on the branch" in said
+    assert code == 0 and "waits on" in said
     assert git(site.origin, "rev-parse", BRANCH) == first and len(site.requests()) == 1
 
     # The next version takes the place of the last one, on top of today's work.
@@ -293,7 +293,7 @@ def test_a_proposal_is_one_commit_on_one_branch_with_one_request(site: Site) -> 
             ["api", "--silent"],
         ]
         assert "repos/{owner}/{repo}/pulls/7" in site.requests()[1]
-    assert "Update the template to v2.1.0" in site.requests()[1]
+    assert "template to v2.1.0" in site.requests()[1]
     assert len(site.requests()) == 2
 
 
@@ -313,10 +313,10 @@ def test_what_somebody_pushed_to_the_branch_stays(site: Site) -> None:
     assert site.run(propose=True)[0] == 0
     theirs = colleague(site, "notes.txt", "theirs\n")
     code, said = site.run(propose=True)
-    assert code == 0 and "waits on the branch" in said
+    assert code == 0 and "waits on" in said
     site.release("v2.1.0")
     code, said = site.run(propose=True)
-    assert code == 2 and "the branch template-update has commits of somebody else" in said
+    assert code == 2 and "of somebody else" in said
     assert git(site.origin, "rev-parse", BRANCH) == theirs and len(site.requests()) == 1
 
 
@@ -330,13 +330,11 @@ def test_conflicts_deletions_and_new_questions_are_named(site: Site) -> None:
     site.release("v2.0.0")
     assert site.run(propose=True)[0] == 0
     (text,) = site.requests()
-    assert "CONFLICTS: update the template to v2.0.0" in text
+    assert "CONFLICTS: update" in text
     assert "Draft: " in text or site.ci == "github"
-    assert (
-        "Do not merge this as it is" in text and "to be settled on this branch: .gitignore" in text
-    )
-    assert "These files go, with all that you edited in them: README.md." in text
-    assert "New questions got their defaults: colour." in text
+    assert "not merge this" in text and "this branch: .gitignore" in text
+    assert "edited in them: README.md." in text
+    assert "their defaults: colour." in text
     assert "<<<<<<<" in site.proposed(".gitignore")
     assert "# ours" in site.proposed(".gitignore")
 
@@ -346,19 +344,19 @@ def test_a_template_out_of_reach(site: Site, propose: bool) -> None:
     site.template.rename(site.template.with_name("moved"))
     code, said = site.run(propose=propose)
     assert (code, said.count("\n")) == (1, 1)
-    assert f"read the template, {site.template}: Checking is only supported in git-tracked" in said
+    assert f"template, {site.template}: Checking is" in said
     answers, address = site.project / ".copier-answers.yml", "https://127.0.0.1:9/ada/template.git"
     site.edit(answers.name, answers.read_text().replace(str(site.template), address))
     code, said = site.run(propose=propose)
     assert (code, said.count("\n")) == (1, 1)
-    assert f"copier can't read the template, {address}: fatal: unable to access" in said
+    assert f"template, {address}: fatal: unable" in said
 
 
 def test_a_project_without_answers_or_remote(site: Site) -> None:
     site.release("v2.0.0")
     git(site.project, "remote", "set-url", "origin", "file:///nowhere")
     code, said = site.run(propose=True)
-    assert code == 1 and "git can't read the remote 'origin' of this project: fatal: " in said
+    assert code == 1 and "read the remote 'origin'" in said
     (site.project / ".copier-answers.yml").unlink()
     code, said = site.run()
     assert code == 1 and ".copier-answers.yml is missing" in said
@@ -371,7 +369,7 @@ def test_a_refused_push(site: Site) -> None:
     refusal.chmod(0o755)
     site.release("v2.0.0")
     code, said = site.run(propose=True)
-    assert code == 1 and "can't be pushed; docs/updates.md says which token may: ! [remote" in said
+    assert code == 1 and "can't be pushed; docs/updates.md" in said
     assert not site.requests()
 
 
@@ -399,12 +397,12 @@ def test_what_ci_runs_is_not_pushed(site: Site) -> None:
     copier.write_text(f"{honest.replace('exec ', '')}{theirs}")
     site.release("v2.0.0")
     code, said = site.run(propose=True)
-    assert code == 1 and f"the update to v2.0.0 changes {path}, which CI would run" in said, said
+    assert code == 1 and f"v2.0.0 changes {path}, which CI" in said, said
     # An earlier commit of the bundle would be pushed too.
     theirs += "[[ $1 != update ]] || { git add --all && git commit --quiet --message Theirs; }\n"
     copier.write_text(honest.replace("exec ", f"{theirs}exec "))
     code, said = site.run(propose=True, **IDENTITY)
-    assert code == 1 and "is not one commit on top of the commit here" in said, said
+    assert code == 1 and "not one commit" in said, said
     assert git(site.origin, "branch", "--list").split() == ["*", "main"] and not site.requests()
 
 
@@ -451,7 +449,7 @@ def test_git_asks_the_environment_for_gitlabs_token(site: Site) -> None:
         address = f"http://127.0.0.1:{server.server_port}/ada/project"
         code, said = site.run(propose=True, CI_PROJECT_URL=address)
         server.shutdown()
-    assert code == 1 and "the branch template-update can't be pushed" in said
+    assert code == 1 and "template-update can't be pushed" in said
     assert Asks.logins == [f"template:{TOKEN}"]
 
 
@@ -465,6 +463,6 @@ def test_git_gets_the_token_from_gh(site: Site) -> None:
         git(site.project, "remote", "set-url", "origin", address)
         code, said = site.run(propose=True)
         server.shutdown()
-    assert code == 1 and "git can't read the remote 'origin' of this project: fatal: " in said
+    assert code == 1 and "read the remote 'origin'" in said
     assert Asks.logins == [f"x:{TOKEN}"]
     assert TOKEN not in (site.project / ".git/config").read_text()

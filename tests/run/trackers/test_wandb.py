@@ -38,7 +38,7 @@ def test_a_signal_to_every_process_costs_nothing(full_project: Path, tmp_path: P
         process.terminate()
     assert set(job.wait().codes) == {75}, job.log
     assert "Traceback" not in job.log
-    assert "tracker wandb failed and is off (" in job.log
+    assert "tracker wandb failed" in job.log
     job = srun(full_project, run_dir, 2, *flags).wait()
     assert job.summary["resumed_from_step"]
 
