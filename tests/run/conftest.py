@@ -68,6 +68,16 @@ def full_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shrink(folder)
 
 
+def own_project(folder: Path, data: str, model: str, tools: Sequence[str] = ()) -> Path:
+    """Return a project with a data.py and a model.py of a test, without figures."""
+    root = render_project(folder / "demo", tools=list(tools))
+    (root / "configs/train.yaml").unlink()
+    (root / "src/demo/data.py").write_text(data)
+    (root / "src/demo/model.py").write_text(model)
+    (root / "src/demo/figures.py").write_text("def draw(*_):\n    return {}\n")
+    return root
+
+
 @dataclass
 class Job:
     """Ranks that were started together, and their output."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from renderer import render_project
 
-from .conftest import PACED, Job, srun
+from .conftest import PACED, Job, own_project, srun
 
 DATA = """
 from types import SimpleNamespace
@@ -64,12 +63,7 @@ FLAGS += ("--clip-norm=1", "--log-every=1", "--warmup=0", "--precision=fp16")
 @pytest.fixture(scope="module")
 def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which the gradients of the second rank overflow after five steps."""
-    folder = render_project(tmp_path_factory.mktemp("fp16") / "demo", tools=[])
-    (folder / "configs/train.yaml").unlink()
-    (folder / "src/demo/data.py").write_text(DATA)
-    (folder / "src/demo/model.py").write_text(MODEL)
-    (folder / "src/demo/figures.py").write_text("def draw(*_):\n    return {}\n")
-    return folder
+    return own_project(tmp_path_factory.mktemp("fp16"), DATA, MODEL)
 
 
 def scale(job: Job) -> dict:

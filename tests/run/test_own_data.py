@@ -16,10 +16,9 @@ import pages
 import pytest
 import torch
 from PIL import Image
-from renderer import render_project
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
-from .conftest import PACED, QUICK, command, edited, python, srun
+from .conftest import PACED, QUICK, command, edited, own_project, python, srun
 
 DATA = """
 from types import SimpleNamespace
@@ -103,12 +102,7 @@ FLAGS = ("--device=cpu", "--trackers=none", "--epochs=2", "--batch-size=5", "--v
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a small table as its data."""
-    folder = render_project(tmp_path_factory.mktemp("rows") / "demo", tools=["evaluate", "predict"])
-    (folder / "configs/train.yaml").unlink()
-    (folder / "src/demo/data.py").write_text(DATA)
-    (folder / "src/demo/model.py").write_text(MODEL)
-    (folder / "src/demo/figures.py").write_text("def draw(*_):\n    return {}\n")
-    return folder
+    return own_project(tmp_path_factory.mktemp("rows"), DATA, MODEL, ["evaluate", "predict"])
 
 
 @pytest.mark.parametrize("dataset", ["subset", "split", "both", "list"])

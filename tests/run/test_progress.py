@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from renderer import render_project
 
-from .conftest import PACED, Job, srun
+from .conftest import PACED, Job, own_project, srun
 
 # Each sample says for which step its dataset read it.
 DATA = """
@@ -102,12 +101,7 @@ FLAGS += ("--schedule=constant", "--log-every=1", "--checkpoint-every=4", "--max
 @pytest.fixture(scope="module")
 def curriculum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose samples say for which step they were read."""
-    folder = render_project(tmp_path_factory.mktemp("curriculum") / "demo", tools=[])
-    (folder / "configs/train.yaml").unlink()
-    (folder / "src/demo/data.py").write_text(DATA)
-    (folder / "src/demo/model.py").write_text(MODEL)
-    (folder / "src/demo/figures.py").write_text("def draw(*_):\n    return {}\n")
-    return folder
+    return own_project(tmp_path_factory.mktemp("curriculum"), DATA, MODEL)
 
 
 def places(job: Job, ranks: int) -> dict[tuple[int, int], dict[str, Any]]:
@@ -120,8 +114,10 @@ def places(job: Job, ranks: int) -> dict[tuple[int, int], dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "workers"),
+    [(1, 0), (2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2), (2, 0)))],
+)
 @pytest.mark.parametrize("dataset", ["rows", "wrapped", "stream"])
 def test_each_sample_is_read_for_its_own_step(
     curriculum: Path, tmp_path: Path, dataset: str, ranks: int, workers: int

@@ -5,9 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from renderer import render_project
 
-from .conftest import PACED, Job, edited, srun
+from .conftest import PACED, Job, edited, own_project, srun
 
 DATA = """
 from types import SimpleNamespace
@@ -98,12 +97,7 @@ FLAGS += ("--schedule=constant", "--log-every=1", "--checkpoint-every=3")
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose training set is a replay buffer, to which a hook pushes after each step."""
-    folder = render_project(tmp_path_factory.mktemp("replay") / "demo", tools=[])
-    (folder / "configs/train.yaml").unlink()
-    (folder / "src/demo/data.py").write_text(DATA)
-    (folder / "src/demo/model.py").write_text(MODEL)
-    (folder / "src/demo/figures.py").write_text("def draw(*_):\n    return {}\n")
-    return folder
+    return own_project(tmp_path_factory.mktemp("replay"), DATA, MODEL)
 
 
 def drawn(job: Job, ranks: int) -> dict[tuple[int, int], list]:
@@ -117,20 +111,25 @@ def drawn(job: Job, ranks: int) -> dict[tuple[int, int], list]:
     }
 
 
+CASES = {
+    "one rank": (1, ["--dataset=short", "--epochs=3", "--max-steps=1000", "--workers=0"]),
+    "uneven ranks": (2, ["--dataset=short", "--epochs=3", "--max-steps=1000", "--workers=2"]),
+    "fsdp": (2, ["--dataset=endless", "--max-steps=20", "--strategy=fsdp", "--workers=0"]),
+}
+SOON = {("one rank", 8), ("uneven ranks", 1), ("uneven ranks", 9), ("fsdp", 8)}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "flags"),
+    ("case", "stop"),
     [
-        (1, ["--dataset=short", "--epochs=3", "--max-steps=1000", "--workers=0"]),
-        (2, ["--dataset=short", "--epochs=3", "--max-steps=1000", "--workers=2"]),
-        (2, ["--dataset=endless", "--max-steps=20", "--strategy=fsdp", "--workers=0"]),
+        pytest.param(case, stop, marks=() if (case, stop) in SOON else pytest.mark.slow)
+        for case in CASES
+        for stop in (1, 8, 9)
     ],
-    ids=["one rank", "uneven ranks", "fsdp"],
 )
-@pytest.mark.parametrize("stop", [1, 8, 9])
-def test_a_state_is_resumed_exactly(
-    replay: Path, tmp_path: Path, ranks: int, flags: list[str], stop: int
-) -> None:
+def test_a_state_is_resumed_exactly(replay: Path, tmp_path: Path, case: str, stop: int) -> None:
     """In the first step, within an epoch, and near its end, where ranks have run out of samples."""
+    ranks, flags = CASES[case]
     whole = srun(replay, tmp_path / "whole", ranks, *FLAGS, *flags).wait()
     assert whole.codes == [0] * ranks, whole.log
     expected = drawn(whole, ranks)
