@@ -216,6 +216,7 @@ def test_all_code_of_the_page_passes_the_linters_of_the_project(page: Path) -> N
 TRAIN = "train=train.as_stream() if settings.streaming else train"
 
 
+@pytest.mark.slow  # test_progress.py and test_stateful.py are the quick ones
 def test_the_curriculum_of_the_page_goes_on_exactly(page: Path, tmp_path: Path) -> None:
     recipe = pages.recipe(page, "Data that change during the training", "data")
     recipe.put_data("    train = Digits(", "    train = Curriculum(")
@@ -313,6 +314,7 @@ def test_lmdb_and_zarr_are_opened_as_the_page_says(project: Path, tmp_path: Path
     assert pickle.loads(pickle.dumps(opened))[4] == 4
 
 
+@pytest.mark.slow  # test_progress.py and test_stateful.py are the quick ones
 def test_the_replay_buffer_of_the_page_goes_on_exactly(page: Path, tmp_path: Path) -> None:
     recipe = pages.recipe(page, "A data set with a state", "data")
     recipe.put_data(TRAIN, "train=Replay()")
