@@ -113,9 +113,10 @@ def new_data(path: Path, _settings: Settings) -> Digits:
     """
     from PIL import Image
 
-    paths = sorted(path.glob("[!.]*.[jp][pn]*g")) if path.is_dir() else [path]
+    found = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+    paths = [each for each in found if each.suffix.lower() in (".png", ".jpg", ".jpeg")]
     if not paths:
-        raise UsageError(f"{path} has no .png or .jpg file")
+        raise UsageError(f"no .png or .jpg file in {path}: --input takes one, or a folder of them")
     try:
         images = [np.asarray(Image.open(each).convert("L").resize((28, 28))) for each in paths]
     except OSError as error:

@@ -144,9 +144,14 @@ def new_data(path: Path, settings: Settings) -> Loose:
     """Return images to predict: a file, or all images of a folder in the order of their names.
 
     The command `predict --input` calls this.
+
+    Raises:
+        UsageError: there is no image.
     """
-    paths = sorted(path.iterdir()) if path.is_dir() else [path]
-    paths = [each for each in paths if each.suffix[1:].lower() in ENDINGS]
+    found = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+    paths = [each for each in found if each.suffix[1:].lower() in ENDINGS]
+    if not paths:
+        raise UsageError(f"no image in {path}: --input takes one, or a folder of them")
     return Loose(paths, Decoder(partial(center, size=settings.size), settings.classes))
 
 

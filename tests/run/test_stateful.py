@@ -161,12 +161,12 @@ def test_a_state_that_a_checkpoint_can_not_hold_is_refused_at_once(
     assert "state_dict of the training set" in job.log and "step 1 " not in job.log
 
 
-def test_other_ranks_begin_anew(replay: Path, tmp_path: Path) -> None:
+def test_an_added_rank_starts_with_a_new_set(replay: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset=endless")
     srun(replay, tmp_path / "run", 1, *flags, "--max-steps=4").wait()
     job = srun(replay, tmp_path / "run", 2, *flags, "--max-steps=6").wait()
     assert job.codes == [0, 0], job.log
-    assert "1 rank(s)" in job.log and "anew" in job.log
+    assert "1 rank(s)" in job.log and "new set" in job.log
     found = drawn(job, 2)
     assert {value for batch in found[0, 6] for value, _ in batch} - {0.0, 5.1}
     assert {value for batch in found[1, 6] for value, _ in batch} <= {0.0, 5.1}

@@ -58,8 +58,8 @@ def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: 
             "for bit as without the stop",
             state["world_size"],
             world.size,
-            "with the training set of the rank with the same number (further ranks begin anew, and "
-            "further sets are dropped)"
+            "with the training set of each rank that both have (an added rank starts with a new "
+            "set, and the set of a missing rank is lost)"
             if state["data"]
             else "at the same sample of the epoch",
         )
