@@ -91,6 +91,9 @@ class Job:
         """Wait for all ranks. A rank that hangs fails the test, and all ranks are killed."""
         try:
             self.codes = [process.wait(PATIENCE) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            codes = [process.poll() for process in self.processes]
+            raise AssertionError(f"hangs, exit codes {codes}:\n{self.log}") from None
         finally:
             self.kill()
         return self

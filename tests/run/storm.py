@@ -94,6 +94,8 @@ class Storm:
                     with suppress(psutil.NoSuchProcess):  # it has just ended
                         self._hit(job, family)
                 job.wait()
+            except AssertionError as error:
+                raise AssertionError(f"{self}\n{error}") from None
             finally:
                 if self.faults:
                     self.faults.set()

@@ -196,7 +196,11 @@ def test_its_own_linter_and_test_of_learning_pass(example: Example) -> None:
         ["pytest", "-q", "tests/test_learns.py"],
     ):
         done = subprocess.run(
-            [sys.executable, "-m", *command], cwd=example.project, capture_output=True, text=True
+            [sys.executable, "-m", *command],
+            cwd=example.project,
+            env=clean_environment(example.project),
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout
 

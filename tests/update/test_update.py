@@ -148,7 +148,7 @@ def test_edits_are_kept(project: Path) -> None:
     script = project / "slurm" / "train_multi_node.sbatch"
     replace(script, "#SBATCH --nodes=2\n", "#SBATCH --nodes=8\n#SBATCH --switches=1\n")
     replace(script, "load_module cuda/12.4\n", "load_module cuda/12.9\nload_module nccl/2.27\n")
-    replace(project / "configs" / "train.yaml", "epochs: 1\n", "epochs: 90\n")
+    replace(project / "configs" / "train.yaml", "\nepochs: 1\n", "\nepochs: 90\n")
     (project / "slurm" / "site.sh").write_text("export NCCL_SOCKET_IFNAME=ib0\n")
     replace(project / "README.md", "## 2. Train here\n", "Our results.\n\n## 2. Train here\n")
     (package / "mnist.py").unlink()
