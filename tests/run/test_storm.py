@@ -25,7 +25,8 @@ HITS = os.environ.get("STORM")
 SEED = int(os.environ.get("STORM_SEED", random.SystemRandom().randrange(10**6)))
 FLAGS = (
     *("--max-steps=60", "--epochs=2", "--batch-size=128", "--log-every=3"),
-    *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=120", "--experiment=storm"),
+    *("--checkpoint-every=7", "--trackers=tensorboard", "--timeout=120", "--meet-timeout=60"),
+    "--experiment=storm",
 )
 log = logging.getLogger(__name__)
 
