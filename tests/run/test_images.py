@@ -117,7 +117,7 @@ def test_images_are_turned_or_refused_as_they_say(images: Path, tmp_path: Path) 
         (line,) = shown(images, tmp_path, {"junk.jpg": content}).values()
         assert "not a readable" not in line, junk
     (line,) = shown(images, tmp_path, {"cut.ppm": b"P6"}).values()
-    assert line == f"{tmp_path / 'cut.ppm'} is not a readable image: remove it"
+    assert line.startswith(str(tmp_path / "cut.ppm")) and "not a readable" in line, line
 
 
 def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> None:
@@ -160,7 +160,7 @@ def test_what_is_not_taken_from_a_tar_file_is_counted_and_named(
     write_tar(tmp_path / "train/0.tar", members)
     code, said = make_data(images, tmp_path, "tar")
     assert code == 0 and f"{taken} images in 1 shards" in said, said
-    assert re.findall(r"(\d+) not taken, such as .*0\.tar, ", said) == [str(left)] * bool(left)
+    assert re.findall(r"(\d+) not taken, .*0\.tar, ", said) == [str(left)] * bool(left)
 
 
 def test_a_sparse_file_in_a_tar_file_is_refused(images: Path, tmp_path: Path) -> None:

@@ -461,10 +461,10 @@ def predict(project: Path, job: Job, folder: Path, ranks: int) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("Rowless", "predict in model.py did not return one row for each of"),
-        ("Doubled", "predict in model.py did not return one row for each of"),
-        ("Silent", "predict in model.py did not return one row for each of"),
-        ("Undescribed", "describe in model.py returned what JSON can't hold ("),
+        ("Rowless", "predict in model.py did not return"),
+        ("Doubled", "predict in model.py did not return"),
+        ("Silent", "predict in model.py did not return"),
+        ("Undescribed", "describe in model.py returned what JSON"),
     ],
 )
 def test_predictions_that_cannot_be_written(
@@ -672,11 +672,11 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     assert resumed.summary["resumed_from_step"] == 3
     for path in (tmp_path / "run/checkpoints").glob("step-*.pt"):
         path.write_bytes(b"damaged")
-    check_error(train(learners, tmp_path / "run", 2, *gone), "but there is no such file or folder")
+    check_error(train(learners, tmp_path / "run", 2, *gone), "/gone", "no such file")
 
     wide = (*short, "--outputs=2")
     refused = train(learners, tmp_path / "wide", 2, *wide)
-    check_error(refused, "does not fit network at 2.weight, 2.bias", "--init-partial")
+    check_error(refused, "network at 2.weight, 2.bias", "--init-partial")
     assert not (tmp_path / "wide").exists()
     job = train(learners, tmp_path / "wide", 1, *wide, "--init-partial", "--freeze", "0.*")
     assert "without 2.weight, 2.bias" in job.log
@@ -685,7 +685,7 @@ def test_a_training_starts_from_weights_and_leaves_some_as_they_are(
     check_error(train(learners, tmp_path / "none", 1, "--freeze", "9.*"), "freeze '9.*' matches no")
     torch.save([1], tmp_path / "list.pt")
     wrong = train(learners, tmp_path / "none", 1, f"--init-from={tmp_path}/list.pt")
-    check_error(wrong, "list.pt is not a checkpoint of this version of the project, nor the")
+    check_error(wrong, "list.pt is not", "state_dict")
 
 
 def test_a_network_may_have_buffers_alone(learners: Path, alone: Job, tmp_path: Path) -> None:
@@ -711,14 +711,14 @@ def test_what_fails_after_the_training_costs_itself_alone(learners: Path, tmp_pa
     for number, (code, env) in enumerate([(1, {}), (0, {"SWEEP_TRIAL": "1"})]):
         job = train(learners, tmp_path / f"{number}", 2, "--max-steps=2", KIND="Tired", **env)
         assert job.codes == [code, 0], job.log
-        assert job.log.count("hooks failed: too tired to predict") == 1
+        assert job.log.count("failed: too tired") == 1
         assert json.loads((job.run_dir / "summary.json").read_text())["global_step"] == 2
         assert json.loads((job.run_dir / "status.json").read_text())["status"] == "finished"
 
 
 def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> None:
     job = train(learners, tmp_path / "run", 2, KIND="Unused")
-    check_error(job, "some parameters did not contribute to the loss", "--find-unused-parameters")
+    check_error(job, "did not contribute", "--find-unused-parameters")
     for flags in (("--find-unused-parameters",), ("--freeze", "spare.*")):
         job = train(learners, tmp_path / flags[0], 2, *flags, "--max-steps=3", KIND="Unused")
         assert job.summary["global_step"] == 3
@@ -726,7 +726,7 @@ def test_parameters_without_part_need_a_flag(learners: Path, tmp_path: Path) -> 
 
 def test_ranks_that_measure_different_things(learners: Path, tmp_path: Path) -> None:
     job = train(learners, tmp_path / "run", 2, KIND="Different")
-    said = ("measure in model.py returned", "'own0'", "'own1'", "the same names and shapes")
+    said = ("measure in model.py returned", "'own0'", "'own1'", "names and shapes")
     check_error(job, *said)
     assert not (tmp_path / "run" / "metrics.jsonl").exists(), "it is said before the first step"
 
@@ -828,40 +828,40 @@ with open(f"{folder}/errors.json", "w") as file:
     json.dump(found, file)
 '''
 SAID = {
-    "a vector as loss": "the loss in model.py returned a tensor of shape (1,): it must be the mean",
-    "a number as loss": "the loss in model.py returned 3.0: it must be the mean",
-    "no loss": "the loss in model.py returned None: it must be the mean",
-    "nan": "train/loss is nan at step 1, so no checkpoint is saved: lower lr",
-    "nan as best": "validation/loss is nan at step 4, so no checkpoint is saved: lower lr",
-    "no best": "best in model.py is ('validation/f1', 'max'): it must be a metric of the",
-    "best of training": "best in model.py is ('train/loss', 'min'): it must be a metric of the",
-    "best upwards": "best in model.py is ('validation/loss', 'up'): it must be a metric of the",
-    "best alone": "best in model.py is 'validation/loss': it must be a metric of the validation",
+    "a vector as loss": "tensor of shape (1,)",
+    "a number as loss": "loss in model.py returned 3.0",
+    "no loss": "loss in model.py returned None",
+    "nan": "train/loss is nan",
+    "nan as best": "validation/loss is nan",
+    "no best": "best in model.py is ('validation/f1', 'max')",
+    "best of training": "best in model.py is ('train/loss', 'min')",
+    "best upwards": "best in model.py is ('validation/loss', 'up')",
+    "best alone": "best in model.py is 'validation/loss'",
     "a text": "compute_metrics in model.py returned {'loss': 'low'} (could not convert",
     "no conclusion": "compute_metrics in model.py returned None ('NoneType'",
-    "a number measured": "measure in model.py returned 'loss' as float: return a tensor",
-    "nothing measured": "measure in model.py returned None: return a dictionary",
-    "a value for each sample": "measure in model.py returned 'loss' of shape (1,) for one batch",
-    "measured and recorded": "validation/first is both measured and recorded: rename one",
-    "half a sample": "batch_weight in model.py returned 2.5: it must be a whole number",
-    "no weight": "batch_weight in model.py returned None: it must be a whole number",
-    "a list of networks": "build in model.py returned list: return one Module, or a dictionary",
-    "a list of optimizers": "optimizers in model.py returned list: return one Optimizer, or a",
-    "no such optimizer": "train_step updates with 'critic', but optimizers in model.py returned",
-    "no build": "Model in model.py has no method 'build': add it, as in learner.py",
-    "no optimizers": "Model in model.py has no method 'optimizers': add it, as in learner.py",
-    "no method loss": "Model in model.py has no method 'loss': add it, as in learner.py",
-    "no learner": "model.py has no 'class Model(Learner)': add it with the methods of learner.py",
-    "nothing loaded": "load in data.py returned NoneType without 'train': return Datasets(",
-    "three sets": "load in data.py returned tuple without 'train': return Datasets(",
-    "nothing collated": "collate in data.py returned None: return a batch of tensors",
+    "a number measured": "measure in model.py returned 'loss' as float",
+    "nothing measured": "measure in model.py returned None",
+    "a value for each sample": "measure in model.py returned 'loss' of shape (1,)",
+    "measured and recorded": "validation/first is both measured",
+    "half a sample": "batch_weight in model.py returned 2.5",
+    "no weight": "batch_weight in model.py returned None",
+    "a list of networks": "build in model.py returned list",
+    "a list of optimizers": "optimizers in model.py returned list",
+    "no such optimizer": "train_step updates with 'critic'",
+    "no build": "Model in model.py has no method 'build'",
+    "no optimizers": "Model in model.py has no method 'optimizers'",
+    "no method loss": "Model in model.py has no method 'loss'",
+    "no learner": "model.py has no 'class Model(Learner)'",
+    "nothing loaded": "load in data.py returned NoneType without 'train'",
+    "three sets": "load in data.py returned tuple without 'train'",
+    "nothing collated": "collate in data.py returned None",
     "a mistake in inputs": "inputs",
     "a mistake in predict": "predict",
     "a mistake in describe": "describe in model.py failed with KeyError: 'describe'",
-    "described as a set": "describe in model.py returned what JSON can't hold (",
-    "no row to describe": "predict in model.py did not return one row for each of the",
+    "described as a set": "describe in model.py returned what JSON",
+    "no row to describe": "predict in model.py did not return",
     "a mistake in pretrained": "pretrained in model.py failed with KeyError: 'pretrained'",
-    "nothing to save": "pretrained in model.py returned str, which has no save_pretrained: return",
+    "nothing to save": "pretrained in model.py returned str",
     "a mistake in figures": "draw in figures.py failed with KeyError: 'figures'",
     "no figures": "draw in figures.py failed with AttributeError: ",
     "a text as figure": "draw in figures.py failed with AttributeError: ",
@@ -899,7 +899,7 @@ def test_a_model_of_functions_is_told_what_it_lacks(
     check_error(job, "model.py has no 'class Model(Learner)'", "docs/own-model.md explains")
     (old / "src" / "demo" / "model.py").write_text("import torch\nimport torhc\n")
     job = spawn(old, tmp_path / "typo", [["demo", *words, "--device=cpu"]], [{}]).wait()
-    check_error(job, "module torhc is missing (", "src/demo/model.py, line 2): if the")
+    check_error(job, "torhc is missing (", "src/demo/model.py, line 2): if the")
     assert not (old / "runs").exists()
 
 

@@ -92,7 +92,7 @@ def untold(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 def warnings(job: Job) -> list[str]:
     """Return the log's warnings about the webhook, which must be in log.txt too."""
     said, kept = (
-        re.findall(r"NOTIFY_URL was not told how the run ended: (.*)", text)
+        re.findall(r"NOTIFY_URL was not told.*?: (.*)", text)
         for text in (job.log, (job.run_dir / "log.txt").read_text())
     )
     assert said == kept
@@ -160,27 +160,25 @@ def test_an_answer_changes_nothing(
     assert hook.body()["status"] == "finished"
 
 
-WRONG = "it must begin with https://, or http://, and a host, without a login"
-
-
 @pytest.mark.parametrize(
     ("url", "said"),
     [
         ("http://127.0.0.1:{port}/T0KEN", "127.0.0.1: Connection refused"),
-        ("http://me:T0KEN@127.0.0.1:{port}/", WRONG),
+        ("http://me:T0KEN@127.0.0.1:{port}/", "https://"),
         ("http://127.0.0.1/T0KEN with a space", "127.0.0.1: InvalidURL"),
-        ("file:///T0KEN", WRONG),
-        ("ftp://127.0.0.1/T0KEN", WRONG),
-        ("https:///T0KEN", WRONG),
+        ("file:///T0KEN", "https://"),
+        ("ftp://127.0.0.1/T0KEN", "https://"),
+        ("https:///T0KEN", "https://"),
         ("http://[T0KEN/", "it: ValueError"),
-        ("http://127.0.0.1/T0KENé", "127.0.0.1: ordinal not in range(128)"),
-        ("T0KEN", WRONG),
+        ("http://127.0.0.1/T0KENé", "127.0.0.1: ordinal"),
+        ("T0KEN", "https://"),
     ],
 )
 def test_a_wrong_address_is_one_line(launch: Launch, untold: Job, url: str, said: str) -> None:
     job = launch(2, *SHORT, NOTIFY_URL=url.format(port=free_port()))
     check_undisturbed(job, untold)
-    assert warnings(job) == [said]
+    (line,) = warnings(job)
+    assert said in line
 
 
 @pytest.mark.parametrize("answer", [200, "never"])

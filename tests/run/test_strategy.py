@@ -230,7 +230,7 @@ def test_what_the_metadata_of_shards_may_hold(project: Path, tmp_path: Path) -> 
     assert found["a"].equal(torch.arange(9.0)) and found["b"].equal(torch.ones(2))
     part = (tmp_path / "__0_0.distcp").rename(tmp_path / "part")
     (tmp_path / "__0_0.distcp").symlink_to(part)
-    with pytest.raises(OSError, match="it is a link"):
+    with pytest.raises(OSError, match="is a link"):
         shards.read(tmp_path, {"a": None})
     file = tmp_path / ".metadata"
     file.write_bytes(file.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../00.distcp"))
@@ -374,6 +374,6 @@ def test_a_network_that_fsdp_cannot_shard(blocks: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("torch.ones(1)", "torch.ones(())"))
     job = srun(folder, tmp_path / "run", 2, "--strategy=fsdp").wait()
     assert job.codes == [1, 1]
-    assert "shard Blocks of model.py" in job.log
+    assert "shard Blocks" in job.log
     assert "Traceback" not in job.log
     assert not json.dumps(job.metrics()).count("train/loss")

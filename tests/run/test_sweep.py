@@ -222,10 +222,10 @@ def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_pa
 @pytest.mark.parametrize(
     ("first", "then", "complaint"),
     [
-        ("validation/loss minimize", "x minimize", "was started to minimize validation/loss"),
-        ("", "validation/accuracy minimize", "was started to maximize validation/accuracy"),
-        ("x", "", "--metric and --direction belong together: give both, or neither"),
-        ("x maximize", "", "has no 'x': set --metric to a metric that it has: vali"),
+        ("validation/loss minimize", "x minimize", "to minimize validation/loss"),
+        ("", "validation/accuracy minimize", "to maximize validation/accuracy"),
+        ("x", "", "--direction belong together"),
+        ("x maximize", "", "has no 'x': set --metric"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_named(
@@ -245,13 +245,13 @@ def test_a_metric_that_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "names no setting to search"),
-        ("- 3", "names no setting to search"),
+        ("", "names no setting"),
+        ("- 3", "names no setting"),
         ("lr: 3", "lr is 3"),
         ("lr: {low: 1, high: 0.5}", "low <= high"),
-        ("lr: {low: 0.1, high: 1, log: off}", "log is 'off', not true or false"),
-        ("batch_size: [1:30]", "batch_size is '1:30': it must be a valid integer"),
-        ("lr: [fast]", "lr is 'fast': it must be a valid number"),
+        ("lr: {low: 0.1, high: 1, log: off}", "log is 'off'"),
+        ("batch_size: [1:30]", "batch_size is '1:30'"),
+        ("lr: [fast]", "lr is 'fast'"),
         ("learning_rate: [1]", "unknown setting 'learning_rate'"),
     ],
 )
