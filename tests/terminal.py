@@ -1,6 +1,7 @@
 """A terminal in which a test, or scripts/record.py, types as a person would."""
 
 import os
+import re
 
 import pexpect
 import pyte
@@ -36,17 +37,18 @@ class Terminal:
         """Show what the command prints next."""
         self.stream.feed(self.child.read_nonblocking(4096, timeout=PATIENCE))
 
-    def wait_for(self, text: str) -> None:
-        """Wait until a text is on the screen."""
-        while text not in "\n".join(self.screen.display):
+    def wait_for(self, text: str, end: str = "") -> None:
+        """Wait until a text is on the screen, with another one later in its line."""
+        pattern = f"{re.escape(text)}.*{re.escape(end)}"
+        while not re.search(pattern, "\n".join(self.screen.display)):
             try:
                 self.read()
             except (pexpect.EOF, pexpect.TIMEOUT) as error:
-                raise AssertionError("\n".join([text, *self.screen.display])) from error
+                raise AssertionError("\n".join([text + end, *self.screen.display])) from error
 
-    def wait_for_message(self, name: str, message: str) -> None:
-        """Wait until all of what a question's validator says is on the screen."""
-        self.wait_for(f"Validation error for question '{name}': {message}")
+    def wait_for_message(self, name: str, end: str) -> None:
+        """Wait until what a question's validator says is on the screen, with its end."""
+        self.wait_for(f"Validation error for question '{name}': ", end)
 
     def wait_for_end(self) -> None:
         """Wait until the command has ended well."""

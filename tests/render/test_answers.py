@@ -373,7 +373,7 @@ def test_the_partition_of_jobs_without_a_gpu(
 def test_whose_python_a_module_brings(render: Renderer, container: str) -> None:
     """Jobs in a container have that of its image."""
     readme = render({"modules": "python/3.12", "container": container})["README.md"]
-    assert ("the Python of your jobs" in readme) == (container == "none")
+    assert ("Python of your" in readme) == (container == "none")
 
 
 def test_text_has_no_character_that_hides_or_turns_it() -> None:

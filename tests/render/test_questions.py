@@ -339,7 +339,7 @@ def test_a_bad_answer_in_the_settings_is_refused_by_name(
     if name == "time_limit":
         wrong["str"].append(43200)
     # Copier itself refuses what is no choice of the first question.
-    head = "in the Copier settings, "
+    head = "Copier settings, "
     if name == "setup":
         head, wrong["str"] = "", [None, True]
     for value in (*wrong[kind], "{{ 4 }}", "a{% if true %}b{% endif %}", "${a[@]}{=# b #=}"):

@@ -165,7 +165,7 @@ def test_another_command_than_train_runs_on_the_same_resources(srun: Submission)
         found = srun.noted("srun.args")
         device = ["--device", "cpu" if script == "train_cpu" else "cuda", "--world-size", "8"]
         assert found[found.index("demo") + 1 :] == [words[0], *device, *words[1:]]
-        assert not srun.noted("requeued") and "back to the queue" not in log
+        assert not srun.noted("requeued") and "to the queue" not in log
     srun.run("train_cpu", "train", "--epochs=3", **array)
     assert srun.noted("srun.args")[-2:] == ["--seed=7", "--epochs=3"]
 
@@ -210,21 +210,17 @@ def test_the_cpu_script_takes_the_ranks_that_it_is_given(
 @pytest.mark.parametrize(
     ("script", "job", "words"),
     [
-        ("train_multi_node", {"SLURM_JOB_ID": ""}, "not a Slurm job.*sbatch slurm/train_multi"),
-        ("train_multi_node", {"SLURM_SUBMIT_DIR": "/"}, "not the project's root"),
+        ("train_multi_node", {"SLURM_JOB_ID": ""}, "Slurm job.*sbatch slurm/train_multi"),
+        ("train_multi_node", {"SLURM_SUBMIT_DIR": "/"}, "project's root"),
         ("train_multi_node", {"SLURM_GPUS_ON_NODE": ""}, "gave no GPU"),
-        (
-            "train_multi_node",
-            {"LOCAL_RANK": "0"},
-            "RANK, LOCAL_RANK or WORLD_SIZE is set, but srun",
-        ),
-        ("train_multi_node", {"SLURM_GPUS_ON_NODE": "2"}, "8 tasks, but 2 GPUs on each of 2 nodes"),
+        ("train_multi_node", {"LOCAL_RANK": "0"}, "LOCAL_RANK or WORLD_SIZE is set.*srun"),
+        ("train_multi_node", {"SLURM_GPUS_ON_NODE": "2"}, "8 tasks, but 2 GPUs.* 2 nodes"),
         ("train_multi_node", {"SLURM_NTASKS": "7"}, "7 tasks, but 4 GPUs"),
         ("train_multi_node", {"SLURM_TASKS_PER_NODE": "6,2"}, "8 tasks, but 4 GPUs"),
-        ("train_single_node", {}, "gave 2 nodes for a job of one"),
-        ("train_multi_node", {"BROKEN": "yes"}, "python does not start"),
-        ("train_multi_node", {"MAX_REQUEUES": "ten"}, "MAX_REQUEUES is 'ten', not a number"),
-        ("train_multi_node", {"RESTARTS_IN_JOB": "-1"}, "RESTARTS_IN_JOB is '-1', not a number"),
+        ("train_single_node", {}, "gave 2 nodes"),
+        ("train_multi_node", {"BROKEN": "yes"}, "/python .*start"),
+        ("train_multi_node", {"MAX_REQUEUES": "ten"}, "MAX_REQUEUES is 'ten'"),
+        ("train_multi_node", {"RESTARTS_IN_JOB": "-1"}, "RESTARTS_IN_JOB is '-1'"),
     ],
 )
 def test_srun_scripts_refuse_what_does_not_fit(
@@ -236,10 +232,10 @@ def test_srun_scripts_refuse_what_does_not_fit(
 @pytest.mark.parametrize(
     ("script", "job", "words"),
     [
-        ("train_multi_node", {}, r"4\(x2\) tasks on each node, and torchrun is one"),
+        ("train_multi_node", {}, r"4\(x2\) tasks.* torchrun"),
         ("train_multi_node", {**AGENTS, "SLURM_CPUS_PER_TASK": "3"}, "3 CPU cores for 4 ranks"),
         ("train_multi_node", {**AGENTS, "SLURM_GPUS_ON_NODE": "0"}, "gave no GPU"),
-        ("train_single_node", AGENTS, "gave 2 nodes for a job of one"),
+        ("train_single_node", AGENTS, "gave 2 nodes"),
     ],
 )
 def test_torchrun_scripts_refuse_what_does_not_fit(
@@ -287,7 +283,7 @@ def test_a_script_that_was_submitted_before_an_update_works_or_says_so(
     assert srun.run("old")[0] == 0
     srun.root.joinpath("srun.args").unlink()
     old.write_text(old.read_text().replace("common.sh 3", "common.sh 0"))
-    refused(srun, "old", {}, "has changed since this job was submitted: submit it again")
+    refused(srun, "old", {}, "has changed since")
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])
@@ -382,17 +378,13 @@ def test_a_preempted_job_is_requeued_once(
 @pytest.mark.parametrize(
     ("left", "job", "words"),
     [
-        ("N/A +280", {}, "no restart in this allocation: its time ends in 2"),
-        ("N/A +400", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
-        ("N/A N/A", {"NODE_IS_LOST": "1"}, "allocation: not all of its nodes answer"),
-        ("N/A +90000", {"RESTARTS_IN_JOB": "1"}, "allocation: the ranks started again 1 times"),
-        ("1767323045 +3600", {}, "allocation: Slurm is ending the job, or"),
-        (
-            "N/A +3600",
-            {"SRUN_KILLED": "1"},
-            "allocation: srun did not say that the ranks are gone",
-        ),
-        ("N/A +3600", {"RESTARTS_IN_JOB": "0"}, "was killed (exit code 137), and back to"),
+        ("N/A +280", {}, "time ends in 2"),
+        ("N/A +400", {"NODE_IS_LOST": "1"}, "its nodes answer"),
+        ("N/A N/A", {"NODE_IS_LOST": "1"}, "its nodes answer"),
+        ("N/A +90000", {"RESTARTS_IN_JOB": "1"}, "started again 1 times"),
+        ("1767323045 +3600", {}, "Slurm is ending"),
+        ("N/A +3600", {"SRUN_KILLED": "1"}, "ranks are gone"),
+        ("N/A +3600", {"RESTARTS_IN_JOB": "0"}, "exit code 137), and back"),
     ],
 )
 def test_killed_ranks_start_again_only_where_that_can_help(
@@ -415,7 +407,7 @@ exit 137
     assert code == 137 and words in log and "to the queue" in log, log
     restarted = "1" in job.get("RESTARTS_IN_JOB", "")
     assert srun.noted("starts") == ["0 0", "0 1"][: 1 + restarted]
-    lost = re.search(r"a rank was lost \(exit code 137, on n1\) \d+ seconds", log)
+    lost = re.search(r"lost \(exit code 137, on n1\) \d+ seconds", log)
     assert bool(lost) == restarted
     assert ("scontrol update JobId=123456 ExcNodeList=n1," in log) == restarted
 
@@ -470,11 +462,8 @@ def test_the_task_of_an_array_goes_back_alone(srun: Submission) -> None:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"JOB_STATE": "COMPLETING 0 N/A None"}, "the job was cancelled"),
-        (
-            {"JOB_STATE": "COMPLETING 1 N/A job requeued in held state"},
-            "stopped after a checkpoint, and back to the queue",
-        ),
+        ({"JOB_STATE": "COMPLETING 0 N/A None"}, "job was cancelled"),
+        ({"JOB_STATE": "COMPLETING 1 N/A job requeued in held state"}, "checkpoint, and back"),
         ({"SLURM_RESTART_COUNT": "10"}, "that was done 10 times"),
         ({"SLURM_RESTART_COUNT": "2", "MAX_REQUEUES": "2"}, "that was done 2 times"),
     ],
@@ -549,7 +538,7 @@ def test_tasks_by_srun_alone_are_not_those_of_the_shell_at_hand(
     assert code == 0 and " 4, with 4 CPU" in log
     few = {**job, "SLURM_CPUS_ON_NODE": "15"}
     other = submission(render, tmp_path / "other", task_options="srun")
-    refused(other, "train_single_node", few, "gave 15 CPU cores on n1, too few for these tasks")
+    refused(other, "train_single_node", few, "gave 15 CPU cores on n1")
 
 
 def test_every_script_loads_the_modules(render: Renderer, tmp_path: Path) -> None:
@@ -581,12 +570,10 @@ def test_the_login_sessions_modules_are_kept_if_so_answered(
 
 def test_a_module_that_cannot_be_loaded_ends_the_job(render: Renderer, tmp_path: Path) -> None:
     project = submission(render, tmp_path, modules="missing/1.0\npython/3.12", module_purge=False)
-    words = (
-        "module missing/1.0 can't be loaded; near it, .* has missing/1.0 missing/2 missing/10.0$"
-    )
+    words = "missing/1.0 can't be loaded.* missing/1.0 missing/2 missing/10.0$"
     refused(project, "train_multi_node", {}, words)
     facts = {"BASH_FUNC_module%%": ""}
-    refused(project, "train_multi_node", facts, "the module command is missing on n1")
+    refused(project, "train_multi_node", facts, "module command .*n1")
 
 
 @pytest.mark.parametrize(
@@ -596,7 +583,7 @@ def test_facts_of_the_site_that_fail_end_the_job(
     srun: Submission, text: str, code: int | str
 ) -> None:
     (srun.root / "slurm/site.sh").write_text(text)
-    refused(srun, "train_multi_node", {}, f"slurm/site.sh ends with exit code {code}")
+    refused(srun, "train_multi_node", {}, f"slurm/site.sh .*exit code {code}")
 
 
 def test_the_ranks_have_the_environment_of_the_script(srun: Submission) -> None:
@@ -648,7 +635,7 @@ def test_the_image_runs_the_ranks(
     assert words[image + 1 : image + 4] == ["python", "-m", "demo"]
     (root / "container/image.sif").unlink()
     project.root.joinpath("srun.args").unlink()
-    refused(project, script, job, "image.sif does not exist: run 'make image' first")
+    refused(project, script, job, "image.sif does not exist")
 
 
 def test_a_sweep_gets_the_line_that_starts_a_trial(render: Renderer, tmp_path: Path) -> None:

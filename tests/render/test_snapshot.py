@@ -182,10 +182,10 @@ def test_without_snapshots_a_job_runs_the_folder(project: Submission) -> None:
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        ("size", "code has 60 MiB, and 50 are the most.*move data out of src/.*CODE_SNAPSHOT=0"),
-        ("gone", r"snapshots/0123, the code of this job, is gone: submit the job again"),
-        ("disk", "can't keep the code in .*snapshots: .*: make room, or set CODE_SNAPSHOT=0"),
-        ("value", "CODE_SNAPSHOT is 'yes': it must be 0 or 1"),
+        ("size", "60 MiB, and 50 .*src/.*CODE_SNAPSHOT=0"),
+        ("gone", "snapshots/0123.* is gone"),
+        ("disk", "can't keep .*snapshots: .*CODE_SNAPSHOT=0"),
+        ("value", "CODE_SNAPSHOT is 'yes'"),
     ],
 )
 def test_code_that_cannot_be_kept_is_named(project: Submission, trouble: str, words: str) -> None:
@@ -221,8 +221,7 @@ def test_a_chain_is_jobs_that_wait_for_each_other(project: Submission) -> None:
     done = make(project, "chain", "N=3", "SCRIPT=slurm/train_cpu.sbatch", *words)
     (snapshot,) = (project.root / ".snapshots").iterdir()
     flags = "--epochs 3 --tags a b $STAGED/c"
-    first = f"submitted 11 12 13, with the code in .snapshots/{snapshot.name}\n"
-    assert done.stdout.startswith(first), done.stderr
+    assert "submitted 11 12 13" in done.stdout and snapshot.name in done.stdout, done.stderr
     assert project.noted("sbatch.args") == [
         f"--parsable --time=1:00:00 --qos=a {wait} slurm/train_cpu.sbatch {flags}"
         for wait in (
@@ -278,7 +277,7 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
     code, log = project.run("train_single_node", **ONE_NODE, SRUN_EXIT=status)
     assert code == int(status) and "CHAIN_JOB_ID=123455" in project.noted("srun.env"), log
     cancelled = project.noted("scancel.args")
-    assert ("the chain ends here: cancelled 123457" in log) == ends
+    assert ("cancelled 123457" in log) == ends
     assert cancelled == ["--quiet --state=PENDING 123457"] * ends
     assert "RUN_ORIGIN=slurm-123455-1" in project.noted("srun.env")
     assert (not list(logs.glob("chain-*"))) == ends
@@ -287,17 +286,14 @@ def test_a_chain_ends_with_its_run_or_a_fault(project: Submission, status: str, 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("N=0",), "N is '0': it must be a number of jobs, such as N=5"),
+        (("N=0",), "N is '0'"),
         (("N=two",), "N is 'two'"),
-        (("SCRIPT=",), "name a batch script, such as SCRIPT=slurm/train_"),
-        (("SCRIPT=slurm/none.sbatch",), "slurm/none.sbatch is not a batch script: it does not"),
-        (("SCRIPT=Makefile",), "Makefile is not a batch script"),
-        (
-            ("LIMIT=1",),
-            "sbatch submits no slurm/train_cpu.sbatch, see its output above: what was",
-        ),
-        (("BUSY=yes",), "Slurm does not let job 11 start, see its output above: what was"),
-        (("N=",), "N is '': it must be a number of jobs"),
+        (("SCRIPT=",), "SCRIPT=slurm/train_"),
+        (("SCRIPT=slurm/none.sbatch",), "slurm/none.sbatch is not"),
+        (("SCRIPT=Makefile",), "Makefile is not"),
+        (("LIMIT=1",), "submits no slurm/train_cpu.sbatch"),
+        (("BUSY=yes",), "let job 11 start"),
+        (("N=",), "N is ''"),
     ],
 )
 def test_what_cannot_be_submitted_is_named(
@@ -305,7 +301,7 @@ def test_what_cannot_be_submitted_is_named(
 ) -> None:
     done = make(project, "chain", "N=2", "SCRIPT=slurm/train_cpu.sbatch", *words)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode and len(errors) == 1 and errors[0].startswith(f"error: {error}")
+    assert done.returncode and len(errors) == 1 and error in errors[0]
     left = {"LIMIT=1": ["11"], "BUSY=yes": ["11 12"]}
     assert project.noted("scancel.args") == left.get(words[0], [])
     assert "submitted" not in done.stdout

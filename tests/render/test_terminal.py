@@ -16,28 +16,28 @@ from terminal import CLEAR, DOWN, END_OF_TEXT, ENTER, TOGGLE_ALL, Terminal, head
 from scripts.record import ANSWERS, CELL
 
 SVG = "{http://www.w3.org/2000/svg}"
-# A bad answer to each question that has a validator, what is said about it, and a good one.
+# A bad answer to each question that has a validator, the end of what is said, and a good one.
 TYPED = {
-    "project_name": ("a\u200bb", "one line, no invisible characters", "Digits"),
-    "package_name": ("json", "choose another: this one is taken", "demo"),
-    "description": (" a", "expected no space at either end", ""),
+    "project_name": ("a\u200bb", "invisible characters", "Digits"),
+    "package_name": ("json", "is taken", "demo"),
+    "description": (" a", "at either end", ""),
     "author_name": ("x" * 121, "at most 120 characters", "Ada"),
     "nodes": ("1", "expected 2 to 4096", "2"),
     "gpus_per_node": ("17", "expected 1 to 16", "4"),
-    "gpu_type": ("gpu:a100", "expected the type alone, such as a100", "a100"),
+    "gpu_type": ("gpu:a100", "such as a100", "a100"),
     "cpus_per_task": ("0", "expected 1 to 256", "4"),
-    "memory": ("64GB", "expected a size such as 64G", "64G"),
-    "time_limit": ("1h", "expected a time such as 12:00:00", "00:01:00"),
-    "partition": ("a b", "expected a name such as gpu", ""),
-    "cpu_partition": ("a;b", "expected a name such as cpu", ""),
-    "account": ("$(id)", "expected a name such as proj-0042", ""),
-    "qos": ("'", "expected a name such as normal", ""),
-    "constraint": ("a b", "expected features such as a100|h100", ""),
+    "memory": ("64GB", "such as 64G", "64G"),
+    "time_limit": ("1h", "such as 12:00:00", "00:01:00"),
+    "partition": ("a b", "such as gpu", ""),
+    "cpu_partition": ("a;b", "such as cpu", ""),
+    "account": ("$(id)", "such as proj-0042", ""),
+    "qos": ("'", "such as normal", ""),
+    "constraint": ("a b", "such as a100|h100", ""),
     "signal_lead_seconds": ("120", "expected 30 to 59", "31"),
     "sbatch_options": ("--account=a", "answer account", ""),
-    "modules": ("cuda 12", "one on each line, such as cuda/12.4", "cuda/12.4"),
+    "modules": ("cuda 12", "such as cuda/12.4", "cuda/12.4"),
     "container_image": ("torch.sif", "path such as", ""),
-    "shared_root": ("~/runs", "absolute path such as /scratch/ada", ""),
+    "shared_root": ("~/runs", "such as /scratch/ada", ""),
 }
 
 
@@ -62,7 +62,7 @@ def test_what_a_validator_says_is_read_in_full(
             terminal.type(CLEAR, good, enter)
         elif name == "launch_modes":
             terminal.type(TOGGLE_ALL, ENTER)
-            terminal.wait_for_message(name, "choose at least one")
+            terminal.wait_for_message(name, "at least one")
             terminal.type(TOGGLE_ALL, ENTER)
         elif name in ("setup", "container"):
             terminal.type(DOWN, ENTER)

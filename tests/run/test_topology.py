@@ -1,5 +1,6 @@
 """A process without a core near its GPU gets a warning, from the files of a two-socket node."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,8 +39,8 @@ def test_one_near_core_is_enough(
     node(tmp_path, cores)
     monkeypatch.setattr(topology, "SYS", tmp_path / "sys")
     monkeypatch.setattr(topology, "PROC", tmp_path / "proc")
-    said = f"the GPU at 0000:c3:00.0 is near cores 52-103, but this process has {cores}"
-    assert topology.far_from(SimpleNamespace(**GPU)) == (said if far else "")
+    said = f".* 0000:c3:00.0 .* 52-103, .* {cores}" if far else ""
+    assert re.fullmatch(said, topology.far_from(SimpleNamespace(**GPU)))
     # Torch does not tell, as of a CPU; Linux does not tell, as in a container.
     assert topology.far_from(None) == ""
     assert topology.far_from(SimpleNamespace(**GPU | {"pci_bus_id": 1})) == ""

@@ -129,10 +129,8 @@ def test_a_tracker_that_hangs_is_left_behind(
     assert len(recorders["sound"].done) == 1 + 2 * 50 + 1
     messages = [record.getMessage() for record in caplog.records]
     # Neither a line nor a flush waits for a tracker; only the end does.
-    assert [line for line in messages if "tracker broken" in line] == [
-        f"tracker broken did not finish within 0.2 seconds and is off; "
-        f"'python -m demo sync {tmp_path}' sends the missing data later"
-    ]
+    (line,) = [line for line in messages if "tracker broken" in line]
+    assert "within 0.2 seconds" in line and f"'python -m demo sync {tmp_path}'" in line
 
 
 def test_what_a_tracker_has_is_not_logged_again_and_what_it_lacks_is(
@@ -263,10 +261,8 @@ def test_none_silences_the_trackers_that_the_settings_name(project: Path, launch
 def test_an_unknown_tracker_is_named_in_one_line(launch: Launch) -> None:
     job = launch(1, "--trackers=tensorbord")
     assert job.codes == [1]
-    assert job.log.splitlines() == [
-        "error: unknown tracker 'tensorbord': this project has tensorboard; give names with spaces "
-        "between, or 'none' alone, for no tracker"
-    ]
+    (line,) = job.log.splitlines()
+    assert "error: unknown tracker 'tensorbord'" in line and "has tensorboard;" in line
 
 
 def test_a_run_tells_how_it_stands(project: Path, launch: Launch) -> None:

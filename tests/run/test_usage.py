@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -333,11 +334,11 @@ RANK: dict[str, Any] = {
     ("changes", "advice"),
     [
         ({}, ""),
-        ({"data_seconds": 38.0}, "rank 1 waited 38% of the training for data: --workers auto"),
-        ({"gpu_seconds": 31.0}, "the GPUs computed 31% of the time: a larger --batch-size"),
-        ({"gpu_gib": 9.0}, "9.0 of 80.0 GiB of a GPU used: a larger --batch-size fits"),
-        ({"cpu_seconds": 110.0}, "1.1 of 8 cores of a rank used: ask for fewer"),
-        ({"node_gib": 6.0}, "6.0 of 64.0 GiB of a node used: ask for less"),
+        ({"data_seconds": 38.0}, "rank 1 waited 38%.*--workers auto"),
+        ({"gpu_seconds": 31.0}, "the GPUs computed 31%.*--batch-size"),
+        ({"gpu_gib": 9.0}, "9.0 of 80.0 GiB.*--batch-size"),
+        ({"cpu_seconds": 110.0}, "1.1 of 8 cores.*ask for fewer"),
+        ({"node_gib": 6.0}, "6.0 of 64.0 GiB.*ask for less"),
     ],
 )
 def test_advice_is_given_where_it_is_plain(
@@ -353,7 +354,7 @@ def test_advice_is_given_where_it_is_plain(
     )
     cost.job = "7"
     said = usage.lines(cost)[-1]
-    assert said.startswith(f"advice: {advice}" if advice else "CPUs: ")
+    assert re.match(f"advice: {advice}" if advice else "CPUs: ", said)
     if "data_seconds" not in changes and "gpu_seconds" not in changes:
         cost.job = None  # nobody was asked for cores and memory
         assert ("advice" in usage.lines(cost)[-1]) == ("gpu_gib" in changes)
@@ -380,17 +381,15 @@ def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
             "tokens_per_second": 99.0,
         },
     )
-    assert usage.lines(cost) == [
-        "cost: 1:23:45 in 2 attempts, 11.2 GPU-hours (GPUs: 8), 90 CPU-hours (cores: 64), "
-        "0.5 kWh by the GPUs",
+    expected = (
+        r"cost: 1:23:45 in 2 .*11.2 GPU-hours \(GPUs: 8\), 90 CPU-hours \(cores: 64\), 0.5 kWh.*\n"
         "time: 1% starting, 1% meeting, 94% steps, 1% waiting for data, 1% validation, "
-        "1% checkpoints, 1% ending",
-        "speed: 12,346 rows a second, 99 tokens a second, without validations and checkpoints",
-        "GPUs: busy 70% (50% on rank 1, 90% on rank 0) of the time, memory at most 75.0 of 80.0 "
-        "GiB on rank 1",
-        "CPUs: busy 6.0 (5.0 on rank 1, 7.0 on rank 0) of 8 cores of each rank, memory at most "
-        "50.0 of 64.0 GiB on n1",
-    ]
+        r"1% checkpoints, 1% ending\n"
+        r"speed: 12,346 rows .*99 tokens .*\n"
+        r"GPUs: busy 70% \(50% on rank 1, 90% on rank 0\) .*75.0 of 80.0 GiB on rank 1\n"
+        r"CPUs: busy 6.0 \(5.0 on rank 1, 7.0 on rank 0\) of 8 .*50.0 of 64.0 GiB on n1"
+    )
+    assert re.fullmatch(expected, "\n".join(usage.lines(cost)))
 
 
 def test_damaged_files_do_not_count(usage: ModuleType, tmp_path: Path) -> None:

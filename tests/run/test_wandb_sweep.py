@@ -131,7 +131,7 @@ def test_a_trial_that_the_server_stops_saves_and_the_next_starts(
         sweep.wait_for(lambda: sweep.saved("t0"))
         server.stopping.add("t0")
         assert sweep.wait() == 0, sweep.log
-    assert "W&B stopped the trial t0" in sweep.log
+    assert "stopped the trial t0" in sweep.log
     assert not (sweep.run_dir("t0") / "summary.json").exists()
     assert sweep.summary("t1")["global_step"] == 5
     assert "of which 0 failed" in sweep.log
@@ -181,8 +181,8 @@ def test_a_sweep_of_failures_fails(swept: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--", "srun"], "no sweep is given"),
-        (["--epochs=2", "--", "srun"], "no sweep is given"),
+        (["--", "srun"], "no sweep"),
+        (["--epochs=2", "--", "srun"], "no sweep"),
         (["ada/net/x1"], "no launch command"),
         (["ada/net/x1", "--lr=-1", "--", "srun"], "lr is -1.0"),
     ],

@@ -101,13 +101,10 @@ def test_the_file_tells_where_it_comes_from_and_no_more(
 def test_what_can_not_be_written_is_one_line(project: Path, averaged: Job, tmp_path: Path) -> None:
     run = str(averaged.run_dir)
     for output, said in (
-        ("x.pt", "end its name in .safetensors, .pt2 or .onnx"),
-        (f"{tmp_path}/none/x.safetensors", "No such file or directory; choose another --output"),
-        (str(tmp_path), f"{tmp_path} exists: choose another folder with --output"),
-        (
-            f"{tmp_path}/folder",
-            "pretrained in model.py returned Network, which has no save_pretrained: return",
-        ),
+        ("x.pt", ".safetensors, .pt2 or .onnx"),
+        (f"{tmp_path}/none/x.safetensors", "choose another --output"),
+        (str(tmp_path), f"{tmp_path} exists"),
+        (f"{tmp_path}/folder", "model.py returned Network"),
     ):
         assert said in error(command(project, tmp_path, "export", run, f"--output={output}"))
     words = ("export", run, f"--output={tmp_path}/x.safetensors", "--network=critic")
@@ -273,9 +270,9 @@ class Extra(nn.Linear):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (torch.ones(2, dtype=torch.complex128), "x is a tensor of torch.complex128"),
-        (torch.eye(2).to_sparse(), "x is a tensor of torch.sparse_coo"),
-        ({"calls": 3}, "x is a dict, but safetensors holds only tensors"),
+        (torch.ones(2, dtype=torch.complex128), "x is .*torch.complex128"),
+        (torch.eye(2).to_sparse(), "x is .*torch.sparse_coo"),
+        ({"calls": 3}, "x is .*dict"),
     ],
 )
 def test_what_the_format_lacks_is_named(
@@ -310,14 +307,14 @@ def test_tensors_of_another_kind_do_not_fit(project: Path, tmp_path: Path) -> No
     path, network = tmp_path / "x.safetensors", nn.Linear(2, 3)
     for dtype in (torch.int8, torch.complex64):
         save_file({"weight": torch.ones(3, 2, dtype=dtype), "bias": torch.ones(3)}, path)
-        with pytest.raises(UsageError, match="network at weight: set --init-partial"):
+        with pytest.raises(UsageError, match=r"network at weight.*--init-partial"):
             initialize({"network": network}, path)
     save_file({"weight": torch.ones(3, 2).half(), "bias": torch.ones(3)}, path)
     initialize({"network": network}, path)
     assert network.weight.sum() == 6
     for weight in (torch.ones(3, 2).to_sparse(), torch.ones(3, 2, device="meta")):
         torch.save({"weight": weight, "bias": torch.ones(3)}, tmp_path / "x.pt")
-        with pytest.raises(UsageError, match="fit network at weight"):
+        with pytest.raises(UsageError, match="network at weight"):
             initialize({"network": network}, tmp_path / "x.pt")
 
     # A value that is no tensor, in a checkpoint.
@@ -412,11 +409,11 @@ def test_what_holds_no_weights_to_read_is_named(project: Path, tmp_path: Path) -
     parts = ("averages", "optimizers", "position", "settings")
     torch.save({**{part: {} for part in parts}, "networks": {"a": None}}, tmp_path / "empty.pt")
     for source, said in (
-        (pointer, "it is a pointer of Git LFS"),
-        (script, "it is a TorchScript program"),
-        (tmp_path / "dcp", "is a folder of torch.distributed.checkpoint: make one file"),
-        (tmp_path / "numbered.pt", "nor the state_dict of a network"),
-        (tmp_path / "empty.pt", "has a network without names"),
+        (pointer, "Git LFS"),
+        (script, "TorchScript"),
+        (tmp_path / "dcp", "torch.distributed.checkpoint"),
+        (tmp_path / "numbered.pt", "nor the state_dict"),
+        (tmp_path / "empty.pt", "without names"),
     ):
         with pytest.raises(UsageError, match=said) as raised:
             initialize({"network": nn.Linear(2, 3)}, source)

@@ -119,14 +119,11 @@ def test_what_cannot_be_staged_is_said(make_project: MakeProject) -> None:
         (root / "large").mkdir()
         (root / "large/file").write_bytes(bytes(3 << 20))
         packed(project, "DATA=large")
-        assert refused("large.tar", disk) == (
-            f"has 2 MiB free in {disk}, and STAGE_FILES needs 3: "
-            "set STAGE_DIR in slurm/site.sh to a larger disk"
-        )
+        assert f"2 MiB free in {disk}, and STAGE_FILES needs 3" in refused("large.tar", disk)
         whole = pack.read_bytes()
         where = whole.index(b"site.addsitedir")
         for damaged, said in (
-            (whole[:where] + b"S" + whole[where + 1 :], "packages.tar is damaged, its checksum"),
+            (whole[:where] + b"S" + whole[where + 1 :], "packages.tar is damaged"),
             (whole[: where + 100], "can't unpack packages.tar: tar: Unexpected EOF"),
         ):
             pack.write_bytes(damaged)

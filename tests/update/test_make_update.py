@@ -116,7 +116,7 @@ def test_an_update_that_is_killed_while_files_move_says_how_to_undo_it(
     assert make_update(project, PATH=f"{tmp_path}:{ENVIRONMENT['PATH']}").returncode
     assert "_commit: v1.0.0" in (project / ".copier-answers.yml").read_text()
     said = make_update(project).stderr
-    (undo,) = re.findall("an update was killed; '(.+?)' undoes it", said)
+    (undo,) = re.findall("killed; '(.+?)' undoes", said)
     subprocess.run(["bash", "-c", undo], cwd=project, env={**ENVIRONMENT, **IDENTITY}, check=True)
     assert contents(project) == before
     assert make_update(project).returncode == 0
@@ -202,7 +202,7 @@ def test_an_update_that_cannot_write_says_how_to_undo_it(project: Path, tmp_path
     (tmp_path / "mv").chmod(0o755)
     done = make_update(project, PATH=f"{tmp_path}:{ENVIRONMENT['PATH']}")
     assert done.returncode
-    (undo,) = re.findall("'(.+?)' undoes what was done", done.stderr)
+    (undo,) = re.findall("'(.+?)' undoes", done.stderr)
     subprocess.run(["bash", "-c", undo], cwd=project, env={**ENVIRONMENT, **IDENTITY}, check=True)
     assert contents(project) == before
 

@@ -316,7 +316,7 @@ def test_an_update_that_is_interrupted_is_undone_as_it_says(project: Path) -> No
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 1 and git(project, "status", "--porcelain")
-    (undo,) = re.findall("leaves old and new files: run `(.+?)`", said)
+    (undo,) = re.findall("files: run `(.+?)`", said)
     environment = {**os.environ, **IDENTITY}
     subprocess.run(["bash", "-c", undo], cwd=project, env=environment, check=True)
     assert contents(project) == before and not git(project, "status", "--porcelain")
