@@ -233,6 +233,24 @@ def test_resume_is_exact_where_a_rank_has_no_more_batches(
     assert sum(samples) == 1500, "a spare batch was counted, too"
 
 
+def test_a_validation_changes_nothing(small: Path, tmp_path: Path) -> None:
+    """Afterwards, batch norm and dropout act as in a training again."""
+    training = (
+        "        from .engine.run.record import record\n\n"
+        '        record("trains", float(all(each.training for each in network.modules())))\n'
+        "        return F.cross_entropy(\n"
+    )
+    project = edited(small, tmp_path, "model.py", "        return F.cross_entropy(\n", training)
+    flags = ("--validation-size=1000", "--max-steps=9", "--log-every=1")
+    once, often = (
+        srun(project, tmp_path / f"{steps}", 2, *flags, f"--validate-every={steps}").wait()
+        for steps in (9, 2)
+    )
+    assert often.summary["parameters_sha256"] == once.summary["parameters_sha256"]
+    lines = [line for line in often.metrics() if "train/trains" in line]
+    assert [line["train/trains"] for line in lines] == [1] * 9
+
+
 def test_resume_draws_the_same_with_any_number_of_workers(small: Path, tmp_path: Path) -> None:
     """Images are augmented one by one, with random numbers of three kinds, and in each step."""
     step = "images, labels = batch\n        images = images * torch.rand(())\n"

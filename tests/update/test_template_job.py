@@ -145,7 +145,7 @@ class Site:
                 break
         assert self.state() == before, "the job leaves the project as it was"
         assert not seen.exists() or TOKEN not in seen.read_text(), "Copier could read the token"
-        assert TOKEN not in Path(f"{self.record}.git").read_text()
+        assert not re.search(f"{TOKEN}|Authorization", Path(f"{self.record}.git").read_text())
         return done.returncode, said
 
     def state(self) -> tuple[object, ...]:
