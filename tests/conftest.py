@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tiers import is_full
 # This test needs an environment with another PyTorch, which `make test-torch` makes.
 collect_ignore = [] if os.environ.get("OTHER_PYTHON") else ["run/test_torch_versions.py"]
 
+NIGHTLY = ("nightly", True)  # a property of the slow tests that were taken
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 # A process that a script starts in the background ignores SIGINT (Ctrl-C). Without this line, the
@@ -24,8 +26,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --no-skips, for CI, where each test must run."""
+    """Add --no-skips, for CI, where each test must run, and --nightly-share."""
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failure")
+    text = "run every Nth slow test as if it were not slow, beginning with another one each day"
+    parser.addoption("--nightly-share", type=int, metavar="N", help=text)
 
 
 def _fail_if_skipped(
@@ -59,11 +63,20 @@ def pytest_make_collect_report(
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the files that `make test` leaves out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that `make test` leaves out; of the slow ones, take those of today."""
     for item in items:
         if is_full(item.path):
             item.add_marker("full")
+    if share := config.getoption("nightly_share"):
+        slow = [
+            each
+            for each in items
+            if each.get_closest_marker("slow") and not each.nodeid.startswith("tests/gpu/")
+        ]
+        for item in slow[date.today().toordinal() % share :: share]:
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+            item.user_properties.append(NIGHTLY)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,7 +104,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:  # noqa: ANN401
-    """Say what was left out, and how to run it."""
+    """Say what was left out, and how to run it, and which nightly tests ran."""
+    reports = [each for several in terminalreporter.stats.values() for each in several]
+    for name in {
+        each.nodeid for each in reports if NIGHTLY in getattr(each, "user_properties", ())
+    }:
+        terminalreporter.write_line(f"of the nightly tests: {name}")
     if config.option.markexpr:
         for target, tests in sorted(config.stash[LEFT_OUT].items()):
             terminalreporter.write_line(f"left out: {tests} tests that `make {target}` runs")
