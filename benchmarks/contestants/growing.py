@@ -22,6 +22,7 @@ from demo.engine.data.steps import StepLoader
 from demo.engine.data.stream import ShardStream
 from demo.engine.epochs import Step
 from demo.engine.nested import each_leaf
+from demo.engine.position import Position
 from demo.engine.ranks import process_group, strategy
 from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
@@ -110,9 +111,17 @@ def pretend() -> None:
 
     dist.init_process_group, dist.all_reduce = join, sum_of_equals
     dist.new_group = lambda **_: new(backend="fake")
-    dist.rendezvous = lambda *_, **__: iter([(FakeStore(), 0, 1)])
+    dist.rendezvous = lambda *_, **__: iter([(Facts(), 0, 1)])
     process_group.wait_for_all = lambda *_: None
     strategy.DistributedDataParallel = Hooked
+
+
+class Facts(dist.HashStore):
+    """A store in which all ranks have told what rank 0 has."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return the value of the first key for each."""
+        return [self.get(keys[0])] * len(keys)
 
 
 def joining() -> tuple[World, Figures]:
@@ -145,7 +154,7 @@ def sharding(world: World) -> Figures:
     }.items():
 
         def first(make: Callable[[], Dataset] = make) -> object:
-            return next(StepLoader(make(), settings, world, None).epoch(0, 0, 0))
+            return next(StepLoader(make(), settings, world, None).epoch(Position()))
 
         figures[f"{name} ms"] = milliseconds(first)
         figures[f"{name} KiB"] = python_kib(first)
@@ -165,7 +174,8 @@ def resuming(world: World) -> Figures:
 
         def first(make: Callable[[], Dataset] = make) -> object:
             loader = StepLoader(make(), settings, world, None)
-            return next(loader.epoch(0, had * BATCH * world.size, had))
+            position = Position(epoch_steps=had, consumed=had * BATCH * world.size)
+            return next(loader.epoch(position))
 
         figures[f"{name} resumed ms"] = milliseconds(first)
     return figures

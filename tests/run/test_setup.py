@@ -6,6 +6,7 @@ The tests make real environments and install packages, whatever the user's shell
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -357,6 +358,12 @@ def test_the_constraints_are_their_owners(tmp_path: Path) -> None:
     assert (project / "constraints.txt").read_text() == "tqdm==4.66.5\n"
 
 
+def plain(command: list[str]) -> list[str]:
+    """Return the words of a command of PowerShell or bash as the other writes them, too."""
+    words = " ".join(command).lower().replace("\\", "/")
+    return re.sub(r"\$\{?(\w+)(:-\$\w+\})?", r"\1", words).replace("_", "").split()
+
+
 @pytest.mark.parametrize("environment", ["venv", "uv", "conda"])
 def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) -> None:
     """There is no Windows here: PowerShell's grammar accepts it, and it names the same commands."""
@@ -369,13 +376,15 @@ def test_the_script_for_windows_does_the_same(tmp_path: Path, environment: str) 
     assert parser.parse(b"if ($a { 1 }").root_node.has_error
     assert not parser.parse(text.encode()).root_node.has_error
 
-    def counts(name: str) -> dict[str, int]:
-        script = (project / "scripts" / name).read_text()
-        plain = " ".join(re.sub(r"[\"',\\@()]", " ", script).split())
-        words = ("--constraint constraints.txt", "--editable .[dev]", "--index-url", "env update")
-        return {each: plain.count(each) for each in words}
-
-    assert counts("setup.ps1") == counts("setup.sh")
+    bash = (project / "scripts/setup.sh").read_text().replace("\\\n", "")
+    commands = re.findall(
+        r'(?:^|\|\|) *("\$(?:python" -m pip install|conda") .*|uv .*)', bash, re.M
+    )
+    theirs = [shlex.split(each) for each in commands if "$LOCK" not in each]
+    called = re.findall(r"Invoke-Step (?!py )(\S+) \(?@\((.*?)\)", text, re.DOTALL)
+    ours = [[program, *re.findall(r'[^\s",]+', words)] for program, words in called]
+    assert ["$Python", "scripts\\lock.py"] in ours
+    assert [plain(each) for each in ours if "scripts\\lock.py" not in each] == [*map(plain, theirs)]
     python = ".conda\\python.exe" if environment == "conda" else ".venv\\Scripts\\python.exe"
     assert f'$Python = "{python}"' in text
     named = re.findall(r"scripts\\(\w+\.\w+)", text)
