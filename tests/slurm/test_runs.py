@@ -36,7 +36,7 @@ def test_a_job_is_seen_to_run_to_wait_and_to_be_lost(projects: dict[str, Project
     project.cluster.run("scancel", job.id)
     job.wait()
     run = told(project, job, later=60)
-    assert "in the queue" in run["note"] and run["status"] == "preempted", run
+    assert "not in the queue" in run["note"] and run["status"] == "preempted", run
 
     killed = project.sbatch(
         "--no-requeue", "slurm/train_cpu.sbatch", *training, RESTARTS_IN_JOB="0"

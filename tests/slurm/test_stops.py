@@ -329,7 +329,7 @@ def test_a_node_that_never_comes_is_named(
     assert (job.state, job.facts["ExitCode"], job.restarts) == ("FAILED", "1:0", 1), job.log
     (line,) = re.findall(r"^\d: error: .*", job.log, re.MULTILINE)
     what = {"srun": "rank", "torchrun": "torchrun"}[launcher]
-    assert f"15 seconds, 1 of 2 {what}s" in line and f" {what} 1; none came from n2: " in line
+    assert f"after 15 seconds, 1 of 2 {what}s are missing: {what} 1; none came from n2: " in line
     assert "bad nodes: n2" in job.log and "Traceback" not in job.log
 
 

@@ -183,7 +183,7 @@ def test_the_agent_of_wandb_starts_trials_on_all_ranks(
         assert check_ranks(cancelled, sweep / "t0")["lr"] == 0.125
         cluster.run("scancel", cancelled.id)
         assert cancelled.wait().state == "CANCELLED"
-        wait_for(lambda: "job was cancelled" in cancelled.log, lambda: cancelled.log)
+        wait_for(lambda: "the job was cancelled" in cancelled.log, lambda: cancelled.log)
         assert not (sweep / "t1").exists()
         stopped_at = saved(sweep / "t0")
         # The next agent gets the same trial.
