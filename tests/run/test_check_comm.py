@@ -64,7 +64,7 @@ def test_ranks_that_understand_each_other_pass(
         factor = FACTORS[row["operation"]](ranks)
         expected = row["bytes"] / row["microseconds"] / 1e3 * factor
         assert row["bus_gb_s"] == pytest.approx(expected)
-    assert f"{ranks} ranks on gloo: all" in job.logs[0].read_text()
+    assert f"{ranks} ranks on gloo: all results are right" in job.logs[0].read_text()
     assert [line for log in job.logs[1:] for line in log.read_text().splitlines()] == []
 
 
