@@ -106,9 +106,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:  # noqa: ANN401
     """Say what was left out, and how to run it, and which nightly tests ran."""
     reports = [each for several in terminalreporter.stats.values() for each in several]
-    for name in {
-        each.nodeid for each in reports if NIGHTLY in getattr(each, "user_properties", ())
-    }:
+    drawn = {each.nodeid for each in reports if NIGHTLY in getattr(each, "user_properties", ())}
+    for name in sorted(drawn):
         terminalreporter.write_line(f"of the nightly tests: {name}")
     if config.option.markexpr:
         for target, tests in sorted(config.stash[LEFT_OUT].items()):
