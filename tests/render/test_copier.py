@@ -70,6 +70,7 @@ def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: s
         assert project[f"{folder}/{source.name}"] == source.read_text("utf-8"), source
 
 
+@pytest.mark.shows("copier copy <address of this repository> my-project")
 def test_a_tagged_repository_is_copied_without_trust(
     template: Path, tool: dict[str, str], tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_pytest_copie_renders_it_too(copie: Any) -> None:  # noqa: ANN401 - the 
     assert (result.project_dir / "src" / "demo" / "train.py").is_file()
 
 
+@pytest.mark.shows("git init && *")
 @pytest.mark.parametrize("modes", [["cpu"], ["multi_node"]])
 @pytest.mark.parametrize("container", ["none", "apptainer"])
 def test_the_message_after_copy_names_commands_that_exist(

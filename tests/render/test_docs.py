@@ -1,8 +1,9 @@
 """The pages say what the template does: they are made of it, or name only what is there."""
 
+import ast
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import PurePosixPath
@@ -55,96 +56,8 @@ test` leaves out. `tests/render/test_docs.py` makes this page.
 """
 # The page on Slurm is run line by line, and the recipes and the page on data block by block.
 RUN_PAGES = ("docs/slurm.md", "docs/recipes.md", "docs/data.md")
-ON_SLURM = "tests/slurm/test_docs.py::def test_the_commands_of_the_page_on_slurm("
-# Which file runs a command in the tests, and which text in it shows that.
-UPDATE_PAGE = "tests/update/test_page.py::def test_the_commands_of_the_page_on_updates("
-UPDATES = {
-    "git *": UPDATE_PAGE,
-    "make update*": UPDATE_PAGE,
-    "make setup test": "tests/run/test_setup.py::made(newcomer, *setup)",
-    "pip* install copier": "scripts/demo.sh::pip install --quiet 'copier",
-}
-SUPPORT_PAGE = "tests/slurm/test_support_page.py::def test_the_commands_of_the_page("
-# In this repository:
-OURS = {
-    **UPDATES,
-    "python3 probe_cluster.py --site *": SUPPORT_PAGE,
-    "python3 -m venv /software/*": SUPPORT_PAGE,
-    "*/bin/pip install copier": UPDATES["pip* install copier"],
-    "mkdir /software/*": SUPPORT_PAGE,
-    "ln -s *": SUPPORT_PAGE,
-    "chmod -R *": SUPPORT_PAGE,
-    "module use /software/*": SUPPORT_PAGE,
-    "module load slurm-ddp": SUPPORT_PAGE,
-    "copier copy $SLURM_DDP_TEMPLATE my-project": SUPPORT_PAGE,
-    ".venv/bin/python -m pytest tests/update": ".ci/run::make test",
-    "git clone --bare *": SUPPORT_PAGE,
-    "git -C *": SUPPORT_PAGE,
-    "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
-    "make acceptance *": "tests/slurm/test_acceptance.py::def test_a_new_site_from_its_module_to_",
-    "sed -i *": UPDATE_PAGE,
-    "make demo": "tests/run/test_docs.py::def test_the_demo(",
-    "make test": ".ci/run::make test",
-    "make test-all": ".ci/run:::-test-all}",
-    "cd copier-slurm-ddp": "tests/run/test_docs.py::cwd=root",
-    ".venv/bin/python -m pytest tests/render -k license": ".ci/run::make test",
-    "copier copy <address of this repository> my-project": (
-        "tests/render/test_copier.py::def test_a_tagged_repository_is_copied_without_trust("
-    ),
-    "python3 probe_cluster.py cluster.yml": "tests/slurm/test_probe.py::def probed(",
-    "copier copy --data-file lumi.yml *": "tests/slurm/test_sites.py::def test_a_preset_meets_the_",
-    "copier copy --data-file cluster.yml *": "tests/slurm/test_probe.py::--data-file=cluster.yml",
-}
-# In a project:
-THEIRS = {
-    **UPDATES,
-    "git init && *": "tests/render/test_copier.py::commands[1], shell=True",
-    "make setup": "tests/run/test_setup.py::made(newcomer, *setup)",
-    "make setup TORCH=*": 'tests/run/test_setup.py::made(newcomer, "setup", f"TORCH={torch}")',
-    "make setup SITE_PACKAGES=1": "tests/run/test_setup.py::def test_a_pytorch_of_the_site_is_",
-    "make setup-cpu": 'tests/run/test_setup.py::made(project, "setup-cpu", f"CONDA={conda}")',
-    "PIP_NO_INDEX=1 *make setup": "tests/run/test_setup.py::def test_a_site_without_internet_has",
-    "make lock": 'tests/run/test_setup.py::made(newcomer, "lock")',
-    "make clean-env setup lock": 'tests/run/test_setup.py::made(newcomer, "clean-env")',
-    "make doctor": 'tests/run/test_doctor.py::command = ["demo", "doctor", *flags]',
-    "make test": 'tests/run/test_setup.py::made(newcomer, "test")',
-    "make lint test": "tests/run/test_docs.py::def test_its_own_tests_and_linters_pass(",
-    "pre-commit install": "tests/run/test_pre_commit.py::bin/pre-commit install",
-    "make train ARGS=*": 'tests/run/test_setup.py::made(newcomer, "train"',
-    "make train": "scripts/demo.sh::train ARGS=",
-    "make image": "tests/slurm/test_container.py::slurm/build_image.sbatch",
-    "sbatch --wait slurm/build_image.sbatch": (
-        "tests/slurm/test_finished_image.py::slurm/build_image.sbatch"
-    ),
-    "module load *": "tests/slurm/test_modules.py::def test_a_training_has_the_modules(",
-    "sbatch slurm/train_*": "tests/slurm/test_submit.py::def test_every_launch_mode_trains(",
-    "sbatch --time=30 slurm/*": "tests/slurm/test_stops.py::def test_the_time_limit_nears(",
-    "sbatch *slurm/sweep.sbatch --trials 50": "tests/slurm/test_sweep.py::def test_the_tasks_of_",
-    "sbatch slurm/doctor.sbatch": "tests/slurm/test_checks.py::def test_the_nodes_of_a_job_agree(",
-    "sbatch *slurm/check_comm.sbatch*": "tests/slurm/test_checks.py::def test_a_slow_link_stands_",
-    "srun --nodes=2 --ntasks=2 --label ip -br address": ON_SLURM,
-    "python -m demo runs": "tests/run/test_show.py::def test_a_list_has_start_commit_and_flags(",
-    "python -m demo costs *": "tests/slurm/test_usage.py::def told(",
-    "python -m demo runs RUN_DIR": "tests/run/test_show.py::def test_a_screen_says_everything_of_",
-    "python -m demo runs RUN_DIR RUN_DIR": "tests/run/test_show.py::def test_the_difference_of_",
-    "python -m demo prune *": "tests/run/test_prune.py::def test_what_stays_of_a_finished_run(",
-    "python -m demo report * --output *": "tests/slurm/test_docs.py::def test_the_picture_of_a_",
-    "python -m demo report RUN_DIR": "tests/run/test_report.py::def test_a_page_says_everything_of",
-    "python -m demo evaluate *": "tests/run/test_evaluate.py::def test_it_gives_the_numbers_of_",
-    "python -m demo predict *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
-    "python -m demo export *": "tests/run/test_docs.py::def test_an_example_predicts_and_is_",
-    "python -m tensorboard.main *": "tests/slurm/test_monitor.py::on_every_page(",
-    "aim up *": "tests/slurm/test_monitor.py::on_every_page(",
-    "TRACKIO_DIR=*/bin/trackio show": "tests/slurm/test_monitor.py::on_every_page(",
-    "mlflow server *": 'tests/run/trackers/test_mlflow.py::"mlflow", "server"',
-    "python -m demo monitor start": "tests/slurm/test_monitor.py::on_every_page(",
-    "python -m demo monitor start mlflow *": "tests/slurm/test_monitor.py::--listen=node",
-    "python -m demo monitor start aim-server": 'tests/slurm/test_monitor.py::"aim-server"',
-    "export *": "tests/slurm/test_site.py::def test_facts_of_the_site_reach_every_rank(",
-    "MASTER_ADDR=*": "tests/slurm/test_site.py::def test_the_first_node_may_have_two_names(",
-    "PROJECT_PYTHON=*": "tests/slurm/test_site.py::def test_the_site_may_bring_python(",
-    "module use *": "tests/slurm/test_modules.py::def test_modules_come_from_where_the_site_says(",
-}
+# Commands of this repository that .ci/run runs, in another form.
+IN_CI = {"make test", "make test-all", ".venv/bin/python -m pytest tests/*"}
 # Commands that are not called like their modules.
 IN_MODULES = {
     "download": "data",
@@ -215,34 +128,37 @@ def theirs(render: Renderer) -> list[dict[str, str]]:
 def test_every_command_is_run_or_says_what_it_needs(
     ours: dict[str, str], theirs: list[dict[str, str]]
 ) -> None:
+    tested = IN_CI | set(shown())
     untested, used = {}, set()
     for path, text in ours.items():
-        untested |= {line: path for line in unmapped(text, OURS, used)}
+        untested |= {line: path for line in unshown(text, tested, used)}
     for project in theirs:
         run = {command.line for command in pages.commands(project["docs/slurm.md"])}
         for path, text in project.items():
             if path.endswith(".md") and path not in RUN_PAGES:
-                found = unmapped(text, THEIRS, used)
+                found = unshown(text, tested, used)
                 untested |= {line: path for line in found if line not in run}
-    assert not untested, "run these in a test, or say (needs ...) in their comments"
-    unused = {*OURS, *THEIRS} - used
-    assert not unused, "nothing like this is in a page any more"
+    assert not untested, "run these in a test with the mark `shows`, or say (needs ...) beside them"
+    assert not tested - used, "nothing like this is in a page any more"
 
 
-def unmapped(text: str, tests: Mapping[str, str], used: set[str]) -> Iterator[str]:
+def shown() -> Iterator[str]:
+    """Yield the commands of pages that tests run, from their marks `shows`: patterns with stars."""
+    for path in TEMPLATE.glob("tests/**/test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for mark in getattr(node, "decorator_list", ()):
+                if ast.unparse(mark).startswith("pytest.mark.shows("):
+                    yield from map(ast.literal_eval, mark.args)
+
+
+def unshown(text: str, tested: set[str], used: set[str]) -> Iterator[str]:
     """Yield the commands of a page that no test runs, and that need nothing special."""
     for command in pages.commands(text):
         line = re.sub(r"^\.(venv|conda)/bin/(?!python -m pytest)", "", command.line)
-        patterns = [pattern for pattern in tests if fnmatchcase(line, pattern)]
-        used.update(patterns)
+        patterns = {pattern for pattern in tested if fnmatchcase(line, pattern)}
+        used |= patterns
         if not patterns and not command.needs:
             yield command.line
-
-
-@pytest.mark.parametrize("test", sorted({*OURS.values(), *THEIRS.values(), ON_SLURM}))
-def test_the_test_that_runs_a_command_is_there(test: str) -> None:
-    path, _, words = test.partition("::")
-    assert words in (TEMPLATE / path).read_text("utf-8")
 
 
 def test_links_of_this_repository_lead_somewhere(ours: dict[str, str]) -> None:

@@ -39,6 +39,13 @@ def make_digits(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.shows(
+    "pip* install copier",
+    "*/bin/pip install copier",
+    "make demo",
+    "cd copier-slurm-ddp",
+    "make train",
+)
 def test_the_demo(tmp_path: Path) -> None:
     """`make demo`, on few digits."""
     root = copy_template(tmp_path / "template")
@@ -122,6 +129,7 @@ export.main([source, "--output", f"{output}/network.pt2", *rest])
 """
 
 
+@pytest.mark.shows("python -m demo predict *", "python -m demo export *")
 def test_an_example_predicts_and_is_exported(
     example: tuple[Path, Sequence[str]], whole: Callable[[int], Job], tmp_path: Path
 ) -> None:
@@ -136,6 +144,7 @@ def test_an_example_predicts_and_is_exported(
     assert (tmp_path / "network.pt2").is_file()
 
 
+@pytest.mark.shows("make lint test")
 @pytest.mark.parametrize(
     "command", [["pytest", "-q", "tests/test_yours.py"], ["ruff", "check", "."]]
 )

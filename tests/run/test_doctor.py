@@ -127,6 +127,7 @@ def troubles(found: list[str]) -> list[str]:
 # One process
 
 
+@pytest.mark.shows("make doctor")
 def test_all_is_well_on_a_laptop(place: Place) -> None:
     code, found = place.doctor(*QUIET)
     assert (code, troubles(found), found[-1]) == (0, [], "0 error(s), 0 warning(s)")

@@ -56,6 +56,7 @@ def result(job: Job, folder: Path, split: str = "test") -> dict[str, Any]:
 DIGITS, LEARNERS, TEXTS = "project", "learners", "writer"
 
 
+@pytest.mark.shows("python -m demo evaluate *")
 @pytest.mark.parametrize(
     ("name", "ranks", "flags"),
     [

@@ -58,6 +58,7 @@ def test_checkpoints_of_keep_every_stay(finished: Job) -> None:
     assert set(finished.summary) >= {"validations_since_best"}
 
 
+@pytest.mark.shows("python -m demo prune *")
 @pytest.mark.parametrize(("keep", "left"), [("best", [12, 24]), ("last", [12, 24, 33])])
 def test_what_stays_of_a_finished_run(project: Path, run: Path, keep: str, left: list[int]) -> None:
     from demo.engine.checkpoint_files import find

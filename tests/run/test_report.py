@@ -100,6 +100,7 @@ def seeds(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.shows("python -m demo report RUN_DIR")
 def test_a_page_says_everything_of_a_run(report: Report, stopped: Job) -> None:
     page, summary = report(stopped.run_dir), stopped.summary
     for name in ("accuracy", "loss"):

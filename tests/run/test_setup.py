@@ -155,6 +155,7 @@ def newcomer(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.shows("make setup TORCH=*", "make test", "make train ARGS=*")
 def test_from_make_setup_to_a_trained_model(newcomer: Path, torch: str) -> None:
     assert "run 'make setup'" in make(newcomer, "train").stderr
     made(newcomer, "setup", f"TORCH={torch}")
@@ -174,6 +175,7 @@ def test_from_make_setup_to_a_trained_model(newcomer: Path, torch: str) -> None:
     assert "train" in done.stdout and "download" in done.stdout
 
 
+@pytest.mark.shows("make setup test", "make setup", "make lock", "make clean-env setup lock")
 @pytest.mark.slow
 def test_an_environment_is_whole_or_said_not_to_be(
     newcomer: Path, tmp_path: Path, torch: str
@@ -266,6 +268,7 @@ if words[0] == "list":
 """
 
 
+@pytest.mark.shows("make setup-cpu")
 def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
     """With a stand-in for conda, whose Python borrows the tests' packages."""
     project = render_project(tmp_path / "demo", environment="conda", setup="full", trackers=[])
@@ -306,6 +309,7 @@ def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
     assert commands() == [environment, f"{install}{channel} pytorch-gpu=2.10"]
 
 
+@pytest.mark.shows("make setup SITE_PACKAGES=1")
 def test_a_pytorch_of_the_site_is_taken(tmp_path: Path) -> None:
     """Its module puts it on PYTHONPATH. The environment gets the missing packages."""
     project = shrink(render_project(tmp_path / "demo", setup="full", trackers=[]))
@@ -406,6 +410,7 @@ def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
     assert re.search(r"= \d+ passed in", done.stdout), done.stdout  # and none was skipped
 
 
+@pytest.mark.shows("PIP_NO_INDEX=1 *make setup")
 @pytest.mark.parametrize("environment", ["venv", "uv"])
 def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environment: str) -> None:
     """By the command and the module's lines of docs/for-support-teams.md; without PyTorch."""

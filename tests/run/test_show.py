@@ -69,6 +69,7 @@ def sections(shown: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in found}
 
 
+@pytest.mark.shows("python -m demo runs RUN_DIR")
 def test_a_screen_says_everything_of_a_run(repository: Path, first: Job, second: Job) -> None:
     shown = ask(repository, "runs", first.run_dir)
     assert len(shown.splitlines()) <= 40 and max(map(len, shown.splitlines())) <= 120
@@ -102,6 +103,7 @@ def test_a_screen_says_everything_of_a_run(repository: Path, first: Job, second:
     assert changed["nodes"].endswith("; world size 2, srun")
 
 
+@pytest.mark.shows("python -m demo runs")
 def test_a_list_has_start_commit_and_flags(repository: Path, first: Job, second: Job) -> None:
     report = first.run_dir.with_name("report.json")
     lines = ask(repository, "runs", first.run_dir.parent, f"--json={report}").splitlines()
@@ -120,6 +122,7 @@ def test_a_list_has_start_commit_and_flags(repository: Path, first: Job, second:
     assert newest["flags"] == lines[2].strip() and "state" not in newest
 
 
+@pytest.mark.shows("python -m demo runs RUN_DIR RUN_DIR")
 def test_the_difference_of_two_runs(repository: Path, first: Job, second: Job) -> None:
     facts = json.loads((second.run_dir / "provenance.json").read_text())
     facts["packages"]["torch"] = "2.6.0"

@@ -26,6 +26,7 @@ def test_ranks_on_two_nodes_understand_each_other(
     assert "4 ranks on gloo: all results are right" in job.log
 
 
+@pytest.mark.shows("sbatch *slurm/check_comm.sbatch*")
 def test_a_slow_link_stands_out(cluster: Cluster, projects: dict[str, Project]) -> None:
     project = projects["srun"]
     cluster.run(
@@ -107,6 +108,7 @@ def test_a_node_whose_rank_is_slow_is_named(make_project: MakeProject, launcher:
     assert "bad nodes: n2" in job.log
 
 
+@pytest.mark.shows("sbatch slurm/doctor.sbatch")
 def test_the_nodes_of_a_job_agree(projects: dict[str, Project]) -> None:
     job = projects["srun"].sbatch("slurm/doctor.sbatch", *CPU).wait()
     assert job.state == "COMPLETED", job.log

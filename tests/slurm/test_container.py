@@ -125,6 +125,7 @@ def check_back(job: Job, uninterrupted: Job) -> None:
     assert "by SIGUSR2" in job.log, job.log
 
 
+@pytest.mark.shows("make image")
 def test_it_trains_on_two_nodes(project: Project, digits: list[str]) -> None:
     job = project.sbatch("--nodes=2", "slurm/train_cpu.sbatch", *digits, "--max-steps=150")
     assert job.summary["test_accuracy"] > 0.9

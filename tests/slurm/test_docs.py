@@ -28,6 +28,7 @@ figure(runs, metrics, "seconds", together=False).savefig(sys.argv[1], dpi=120)
 LONG = ("--dataset=synthetic", "--epochs=1000")
 
 
+@pytest.mark.shows("srun --nodes=2 --ntasks=2 --label ip -br address")
 def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
     project = make_project(trackers=[])
     commands = [
@@ -73,6 +74,7 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
     assert len(found) == 2 and all(each.startswith("10.77.0.") for each in found), addresses
 
 
+@pytest.mark.shows("python -m demo report * --output *")
 @pytest.mark.slow
 def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_path: Path) -> None:
     """A job is preempted, resumes and is drawn. Its log is as README.md shows it."""

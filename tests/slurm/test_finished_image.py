@@ -49,6 +49,7 @@ def project(
     return project
 
 
+@pytest.mark.shows("sbatch --wait slurm/build_image.sbatch")
 def test_it_trains_in_the_image(project: Project, tmp_path: Path) -> None:
     job = project.sbatch(
         "--nodes=2", "slurm/train_cpu.sbatch", *QUICK, f"--run-dir={tmp_path}/elsewhere/run"

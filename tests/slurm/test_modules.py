@@ -108,6 +108,7 @@ def test_module_may_be_a_function_of_login_shells_only(
     )
 
 
+@pytest.mark.shows("module use *")
 def test_modules_come_from_where_the_site_says(
     system: str, make_project: MakeProject, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_modules_come_from_where_the_site_says(
     assert modules.found_by_ranks(job) == [f"{node} {said}" for node in ("n1", "n1", "n2", "n2")]
 
 
+@pytest.mark.shows("module load *")
 def test_a_training_has_the_modules(system: str, make_project: MakeProject) -> None:
     project = make_project(modules="demo-tool/1.0\npython/3.12", trackers=[])
     flags = ("--device=cpu", "--dataset=synthetic", "--epochs=1000")

@@ -145,6 +145,12 @@ def check_gone(project: Project, *stopped: dict) -> None:
     assert not [record for record in stopped if Path(record["socket"]).is_socket()]
 
 
+@pytest.mark.shows(
+    "python -m tensorboard.main *",
+    "aim up *",
+    "TRACKIO_DIR=*/bin/trackio show",
+    "python -m demo monitor start",
+)
 @pytest.mark.slow
 def test_a_run_of_another_node_is_on_every_page(project: Project) -> None:
     said = monitor(project, "start", "--experiment=seen", "--", "--nodelist=n1")
@@ -217,6 +223,7 @@ def tls(project: Project) -> list[str]:
     return [f"--certificate={certificate}", f"--key={key}"]
 
 
+@pytest.mark.shows("python -m demo monitor start mlflow *")
 def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
     said = monitor(
         *(project, "start", "mlflow", "--experiment=seen", "--listen=node", *tls(project)),
@@ -265,6 +272,7 @@ def test_jobs_log_to_a_server_with_a_login(project: Project) -> None:
     check_gone(project, record)
 
 
+@pytest.mark.shows("python -m demo monitor start aim-server")
 @pytest.mark.skipif("aim" not in SERVERS, reason="Aim has no builds for this Python")
 @pytest.mark.slow
 def test_jobs_log_to_aims_server(project: Project) -> None:

@@ -15,6 +15,7 @@ def test_a_cluster_without_modules_says_so(make_project: MakeProject) -> None:
     assert "is missing on n1" in job.log
 
 
+@pytest.mark.shows("export *")
 def test_facts_of_the_site_reach_every_rank(make_project: MakeProject) -> None:
     project = probe(make_project, "")
     site = project.root / "slurm/site.sh"
@@ -57,6 +58,7 @@ def test_what_the_users_shell_does_does_not_matter(
             assert len(found_by_ranks(job)) == 2
 
 
+@pytest.mark.shows("MASTER_ADDR=*")
 def test_the_first_node_may_have_two_names(make_project: MakeProject) -> None:
     for launcher in ("srun", "torchrun"):
         project = make_project(launch_modes=["cpu"], launcher=launcher, trackers=[])
@@ -96,6 +98,7 @@ def test_the_login_shells_rendezvous_is_another_jobs(make_project: MakeProject) 
     assert "\nmaster       n1\n" in job.log
 
 
+@pytest.mark.shows("PROJECT_PYTHON=*")
 def test_the_site_may_bring_python(make_project: MakeProject) -> None:
     """With modules' packages, which are otherwise not the project's."""
     project: Project = probe(make_project, "")

@@ -24,6 +24,7 @@ from .trainings import (
 )
 
 
+@pytest.mark.shows("sbatch --time=30 slurm/*")
 @pytest.mark.parametrize(
     ("launcher", "options"),
     [

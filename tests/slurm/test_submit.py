@@ -16,6 +16,7 @@ SHORT = ("--max-steps=150",)
 QUICK = ("--dataset=synthetic", "--max-steps=40")
 
 
+@pytest.mark.shows("sbatch slurm/train_*")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize(
     ("script", "hosts"),

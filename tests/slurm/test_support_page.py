@@ -33,6 +33,18 @@ def released(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.shows(
+    "python3 probe_cluster.py --site *",
+    "python3 -m venv /software/*",
+    "mkdir /software/*",
+    "ln -s *",
+    "chmod -R *",
+    "module use /software/*",
+    "module load slurm-ddp",
+    "copier copy $SLURM_DDP_TEMPLATE my-project",
+    "git clone --bare *",
+    "git -C *",
+)
 @pytest.mark.parametrize("system", ["environment-modules", "lmod"])
 def test_the_commands_of_the_page(cluster: Cluster, system: str, tmp_path: Path) -> None:
     if reason := modules.missing(system):

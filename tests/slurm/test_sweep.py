@@ -92,6 +92,7 @@ def test_a_trial_has_its_settings_on_every_rank_and_is_pruned(
     assert "best is trial-0000" in job.log and (study / "study.png").exists()
 
 
+@pytest.mark.shows("sbatch *slurm/sweep.sbatch --trials 50")
 @pytest.mark.slow
 def test_the_tasks_of_an_array_share_a_study_and_take_over_what_was_left(project: Project) -> None:
     flags = ("--study=shared", "--trials=3", "--max-steps=150", *TRAIN)

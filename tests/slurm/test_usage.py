@@ -95,6 +95,7 @@ def check_hours(job: Job, row: dict[str, str], starts: list[dict[str, Any]]) -> 
     print(f"{row['folder']}: {row['attempts']} attempts, {len(starts)} starts, {seconds:+.1f} s")
 
 
+@pytest.mark.shows("python -m demo costs *")
 def test_hours_and_energy_are_those_of_slurm(project: Project) -> None:
     """Of a job on the GPUs of two nodes that is requeued."""
     job = project.sbatch(*ON_GPUS, *FLAGS, "--batch-size=64", "--epochs=1").wait_for_step(30)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pages
+import pytest
 import yaml
 from histories import IDENTITY, commit, git, render, replace
 from renderer import TEMPLATE, copy_template
@@ -15,6 +16,7 @@ MAKES = ("make setup test",)  # it installs packages: in tests/run/test_setup.py
 ADDRESS = "https://git.example.org/new/address.git"  # of a template that moved
 
 
+@pytest.mark.shows("git *", "make update*", "sed -i *")
 def test_the_commands_of_the_page_on_updates(tmp_path: Path) -> None:
     template = copy_template(tmp_path / "template")
     for path in (template / "template/src").rglob("*.py"):  # few files are faster

@@ -217,6 +217,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.mark.shows("mlflow server *")
 @pytest.mark.slow
 def test_a_server_that_dies_stops_no_run_and_gets_the_rest_later(
     project: Path,
