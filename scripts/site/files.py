@@ -24,6 +24,7 @@ SHOWN = (
     "scripts/site/*.css",
     "scripts/site/*.js",
     "sites/*.yml",
+    "tests/README.md",
 )
 NOTE = """
 > In a project, this page depends on your answers. You see here the page of a project called `demo`,

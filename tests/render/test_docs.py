@@ -112,7 +112,7 @@ def golden(config: pytest.Config, name: str, text: str) -> None:
 @pytest.fixture(scope="module")
 def ours() -> dict[str, str]:
     """The pages of this repository, by path."""
-    paths = [*TEMPLATE.glob("*.md"), *TEMPLATE.glob("docs/*.md")]
+    paths = [*TEMPLATE.glob("*.md"), *TEMPLATE.glob("docs/*.md"), TEMPLATE / "tests/README.md"]
     return {str(path.relative_to(TEMPLATE)): path.read_text("utf-8") for path in paths}
 
 
