@@ -209,6 +209,15 @@ def _finished(
         return subprocess.CompletedProcess(words, code, *(path.read_text() for path in files))
 
 
+def _is_read_at_start(env: dict[str, str]) -> bool:
+    """Say whether only a new interpreter sees all that these variables ask for."""
+    added = env.get("PYTHONPATH", "").split(os.pathsep)
+    names = env.keys() - {"PYTHONPATH"}
+    return any(name.startswith(READ_AT_START) for name in names) or any(
+        Path(folder, "sitecustomize.py").exists() for folder in added
+    )
+
+
 def _start(
     project: Path, words: list[str], env: dict[str, str], output: Path, errors: Path
 ) -> subprocess.Popen | Fork:
@@ -216,7 +225,7 @@ def _start(
     whole = {**clean_environment(project), **env}
     with output.open("w") as out, errors.open("a") as err:
         starts_ranks = words[0] == "-m" and "." in words[1]  # torchrun
-        if not starts_ranks and not any(name.startswith(READ_AT_START) for name in env):
+        if not starts_ranks and not _is_read_at_start(env):
             return fork_server().start(words, project, whole, output, errors)
         return subprocess.Popen(
             [sys.executable, *words],

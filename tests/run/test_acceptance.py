@@ -1,13 +1,11 @@
 """`acceptance`: where it refuses to run, how small its jobs are, and what it shows of a log."""
 
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from .conftest import clean_environment
+from .conftest import command
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +27,7 @@ def test_what_it_does_not_know_is_refused(project: Path, tmp_path: Path) -> None
         (str(tmp_path), ["--wait=nan"], "argument --wait: invalid positive value: 'nan'"),
         (str(tmp_path), [], "error: can't follow jobs on other: unset SBATCH_CLUSTERS", other),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "demo", "acceptance", *flags],
-            cwd=project,
-            env={**clean_environment(project), "PATH": path, **(env[0] if env else {})},
-            capture_output=True,
-            text=True,
-        )
+        done = command(project, "acceptance", *flags, PATH=path, **(env[0] if env else {}))
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
     assert not (project / "ran").exists() and not list(project.glob("logs/acceptance*"))
 

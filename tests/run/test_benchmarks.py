@@ -64,7 +64,8 @@ def test_what_follows_a_stop_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert parquet.endswith("with 3 other images")
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_saves_are_timed(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "EXAMPLE", (12, 4))
     figures = checkpoints.median_milliseconds(SETTING, 0, strategy, at_once=True)

@@ -78,7 +78,13 @@ def put(project: Path, root: Path, title: str) -> Path:
     return put_example(root, title)
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
+ALWAYS, *OTHERS = EXAMPLES
+
+
+@pytest.fixture(
+    scope="module",
+    params=[ALWAYS, *(pytest.param(title, marks=pytest.mark.slow) for title in OTHERS)],
+)
 def example(
     request: pytest.FixtureRequest, project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Sequence[str]]:

@@ -62,9 +62,11 @@ DIGITS, LEARNERS, TEXTS = "project", "learners", "writer"
     [
         (DIGITS, 1, SMALL),
         (DIGITS, 2, (*SMALL, "--ema=0.9", "--test-batch-size=64", "--precision=bf16")),
-        (LEARNERS, 1, (*FLAGS, "--epochs=3")),
+        pytest.param(LEARNERS, 1, (*FLAGS, "--epochs=3"), marks=pytest.mark.slow),
         (LEARNERS, 2, (*FLAGS, "--epochs=3", FSDP)),
-        (LEARNERS, 3, (*FLAGS, "--epochs=3", "--ema=0.8", FSDP)),
+        pytest.param(
+            LEARNERS, 3, (*FLAGS, "--epochs=3", "--ema=0.8", FSDP), marks=pytest.mark.slow
+        ),
         (TEXTS, 2, (*TEXT, "--validate-every=10", "--ema=0.9", "--deterministic")),
     ],
     ids=lambda value: value if isinstance(value, str | int) else "",

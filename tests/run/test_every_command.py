@@ -24,6 +24,7 @@ from variants import MODES, PYXIS_IMAGE, SIF, TOOLS, Answers
 from .test_setup import CONDA, made, refused, shell
 
 ENVIRONMENTS = ("venv", "uv", "conda")
+EACH = ["venv", *(pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS[1:])]
 # What CI's machines have, or install: no test here may download it.
 STAND_INS = {"apt-get": "", "apptainer": 'touch "${@: -2:1}"\n', "pip": ""}
 OFFLINE = {
@@ -123,7 +124,7 @@ def commands(job: Class) -> list[str]:
     return [step["run"] for step in jobs["jobs"]["test"]["steps"] if "run" in step]
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("environment", EACH)
 def test_every_command_of_an_environment(
     classes: Classes, tmp_path: Path, environment: str
 ) -> None:
@@ -158,7 +159,7 @@ def test_every_command_of_an_environment(
     assert not [path for name in (".venv", ".conda") for path in project.glob(name)]
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("environment", EACH)
 def test_it_is_set_up_without_tools(tmp_path: Path, environment: str) -> None:
     project = project_of(tmp_path, answers_of(environment, tools=False))
     made(project, "setup", **variables(project))

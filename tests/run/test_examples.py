@@ -189,6 +189,11 @@ def test_the_hook_of_the_guide_logs_at_each_evaluation(example: Example, tmp_pat
         assert text.startswith("the old king ")
 
 
+@pytest.mark.parametrize(
+    "example",
+    ["text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("table", "images"))],
+    indirect=True,
+)
 def test_its_own_linter_and_test_of_learning_pass(example: Example) -> None:
     for command in (
         ["ruff", "check", "."],

@@ -95,6 +95,7 @@ def put_module(root: Path, block: str) -> None:
     (root / name).write_text(code)
 
 
+@pytest.mark.slow
 def test_a_debugger_stops_one_process(mine: Path) -> None:
     recipe = pages.recipe(mine, "Stop in a debugger")
     recipe.put_code()
@@ -112,6 +113,7 @@ def on_step(self, training):
 """
 
 
+@pytest.mark.slow
 def test_another_batch_size_midway(mine: Path) -> None:
     first, second = pages.recipe(mine, "Another batch size midway").blocks("bash")[0].splitlines()
     change_settings(mine, epochs=2, max_steps=None, validate_every=0)
@@ -170,6 +172,7 @@ def on_end(self, training, status, error):
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
 
 
+@pytest.mark.slow
 def test_weights_from_elsewhere(mine: Path, tmp_path: Path) -> None:
     recipe = pages.recipe(mine, "Weights from elsewhere")
     started = srun(mine, tmp_path / "run", 1).wait()
@@ -261,6 +264,7 @@ def test_an_optimizer_of_ones_own(mine: Path, tmp_path: Path) -> None:
     assert srun(mine, tmp_path / "run", 2, *flags).wait().summary["resumed_from_step"] == 9
 
 
+@pytest.mark.slow
 def test_a_learning_rate_is_found(mine: Path) -> None:
     recipe = pages.recipe(mine, "Find a learning rate")
     recipe.put_code()
@@ -271,6 +275,7 @@ def test_a_learning_rate_is_found(mine: Path) -> None:
     assert 0.001 < found < 1
 
 
+@pytest.mark.slow
 def test_several_trainings_run_at_the_same_time(mine: Path) -> None:
     (script,) = pages.recipe(mine, "Several trainings on one GPU").blocks("bash")
     (loop,) = (line for line in script.splitlines() if line.startswith("for "))
@@ -360,6 +365,7 @@ def test_a_stop_waits_for_no_upload(mine: Path, tmp_path: Path) -> None:
     assert not list(archive.iterdir())
 
 
+@pytest.mark.slow
 def test_the_time_of_a_step(mine: Path) -> None:
     (script,) = pages.recipe(mine, "Where the time of a step goes").blocks("bash")
     said = shell(mine, script)
@@ -380,6 +386,7 @@ def test_the_memory_of_a_training(mine: Path, tmp_path: Path) -> None:
     assert all(line["system/memory_gib"] > 0.1 for line in job.metrics() if "train/lr" in line)
 
 
+@pytest.mark.slow
 def test_the_use_of_the_gpu(mine: Path) -> None:
     (command,) = pages.recipe(mine, "How much of the GPU the training uses").blocks("bash")
     said = shell(mine, command)
@@ -390,6 +397,7 @@ def test_the_use_of_the_gpu(mine: Path) -> None:
     assert summary(run)["tflops_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_is_renamed_and_goes_on(mine: Path, tmp_path: Path) -> None:
     (move, go_on) = pages.recipe(mine, "Rename or move a run").blocks("bash")[0].splitlines()
     train = ".venv/bin/python -m demo train --trackers tensorboard --max-steps 20"
@@ -405,6 +413,7 @@ def test_a_run_is_renamed_and_goes_on(mine: Path, tmp_path: Path) -> None:
     assert (run / "attempts/2.json").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_are_kept_evaluated_and_removed(mine: Path) -> None:
     (script,) = pages.recipe(mine, "Keep, evaluate and remove checkpoints").blocks("bash")
     train, evaluate, dry, prune = script.splitlines()
@@ -452,6 +461,7 @@ def test_what_belongs_in_git(mine: Path) -> None:
     assert not {".env", "data/x", "runs/demo/1/log.txt"} & set(kept)
 
 
+@pytest.mark.slow
 def test_a_message_when_a_run_ends(mine: Path, hook: Hook) -> None:  # noqa: F811
     (command,) = pages.recipe(mine, "A message when a run ends").blocks("bash")
     said = shell(mine, command.replace("ADDRESS", hook.url))
@@ -460,6 +470,7 @@ def test_a_message_when_a_run_ends(mine: Path, hook: Hook) -> None:  # noqa: F81
     assert len(hook.posts) == 1
 
 
+@pytest.mark.slow
 def test_a_tracker_of_ones_own(mine: Path, tmp_path: Path) -> None:
     recipe = pages.recipe(mine, "A tracker of your own")
     put_module(mine, recipe.blocks("python")[0])

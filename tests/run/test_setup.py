@@ -309,6 +309,7 @@ def test_conda_makes_the_base_and_pip_the_rest(tmp_path: Path) -> None:
     assert commands() == [environment, f"{install}{channel} pytorch-gpu=2.10"]
 
 
+@pytest.mark.slow
 @pytest.mark.shows("make setup SITE_PACKAGES=1")
 def test_a_pytorch_of_the_site_is_taken(tmp_path: Path) -> None:
     """Its module puts it on PYTHONPATH. The environment gets the missing packages."""
@@ -411,7 +412,7 @@ def test_a_full_projects_own_tests_are_green(tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("PIP_NO_INDEX=1 *make setup")
-@pytest.mark.parametrize("environment", ["venv", "uv"])
+@pytest.mark.parametrize("environment", [pytest.param("venv", marks=pytest.mark.slow), "uv"])
 def test_a_site_without_internet_has_a_folder_of_wheels(tmp_path: Path, environment: str) -> None:
     """By the command and the module's lines of docs/for-support-teams.md; without PyTorch."""
     answers = {"environment": environment, "setup": "full", "trackers": [], "tools": []}

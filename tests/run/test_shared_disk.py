@@ -93,7 +93,10 @@ def test_nodes_create_one_file(project: Path, make_nodes: MakeNodes) -> None:
         (second / "lock").open("x")
 
 
-@pytest.mark.parametrize(("strategy", "locks"), [("ddp", "own"), ("fsdp", "own"), ("ddp", "none")])
+@pytest.mark.parametrize(
+    ("strategy", "locks"),
+    [("ddp", "own"), ("fsdp", "own"), pytest.param("ddp", "none", marks=pytest.mark.slow)],
+)
 def test_ranks_go_on_from_what_another_node_wrote(
     project: Path, make_nodes: MakeNodes, launch: Launch, strategy: str, locks: str
 ) -> None:

@@ -128,11 +128,12 @@ def test_every_module_is_imported_and_every_command_helps(
 
 
 def _trained() -> list[object]:
-    """Return the trees to train; `make test-all` has those with some of the trackers."""
+    """Return the trees to train; `make test-nightly` has those with some of the trackers."""
     found = []
     for tree in sorted({each.trained for each in TREES}):
         name = f"{tree.example}-{'+'.join(tree.trackers) or 'none'}"
-        marks = () if len(tree.trackers) in (0, len(TRACKERS)) else pytest.mark.slow
+        most = tree.example == "digits" and len(tree.trackers) == len(TRACKERS)
+        marks = () if most or not tree.trackers else pytest.mark.slow
         found.append(pytest.param(tree, marks=marks, id=name))
     return found
 

@@ -123,6 +123,7 @@ def test_all_ranks_get_a_trials_settings_and_a_crash_is_survived(
     assert not (sweep.run_dir("t1") / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_trial_that_the_server_stops_saves_and_the_next_starts(
     swept: Path, tmp_path: Path
 ) -> None:

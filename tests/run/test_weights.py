@@ -454,6 +454,7 @@ print(json.dumps([batch["input_ids"].tolist(), batch["attention_mask"].tolist(),
 """
 
 
+@pytest.mark.slow
 def test_transformers_load_a_folder(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

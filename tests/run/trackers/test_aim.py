@@ -29,6 +29,7 @@ from .aim import COMMAND, opened, runs
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5", "--trackers=aim")
 
 
+@pytest.mark.slow
 def test_the_watcher_of_aim_knows_how_a_run_ended(resumed: Past, failed: tuple[Path, Past]) -> None:
     """It tells of a run whose next sign of life is overdue."""
     (run,) = opened(resumed.run_dir.parent)
