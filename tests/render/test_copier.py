@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 import yaml
 from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer, read
@@ -70,18 +72,27 @@ def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: s
         assert project[f"{folder}/{source.name}"] == source.read_text("utf-8"), source
 
 
-@pytest.mark.shows("copier copy <address of this repository> my-project")
-def test_a_tagged_repository_is_copied_without_trust(
+@pytest.mark.shows("uvx copier copy gh:OWNER/copier-slurm-ddp my-project")
+def test_the_command_of_the_readme_copies_the_newest_release(
     template: Path, tool: dict[str, str], tmp_path: Path
 ) -> None:
-    """As most people will: from a repository, at its newest release."""
+    """Without --trust. For git, a local repository has the address on GitHub."""
     shutil.copytree(template, tmp_path / "repository")
     git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "-qm", "All"], ["tag", "v1.2.3"]):
         subprocess.run([*git, *command], cwd=tmp_path / "repository", check=True)
-    copy(tool, tmp_path / "repository", tmp_path / "project", **FULL)
-    answers = yaml.safe_load((tmp_path / "project" / ".copier-answers.yml").read_text())
-    assert answers["_commit"] == "v1.2.3"
+    (command, *_) = pages.commands((TEMPLATE / "README.md").read_text("utf-8"))
+    env = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{tmp_path}/repository.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/copier-slurm-ddp.git",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "UV_SYSTEM_CERTS": "1",  # this machine's own, as pip takes them
+    }
+    words = [*command.line.split(), "--defaults", "--quiet"]
+    subprocess.run(words, cwd=tmp_path, env={**os.environ, **env}, check=True)
+    answers = yaml.safe_load((tmp_path / "my-project" / ".copier-answers.yml").read_text())
+    assert (answers["_commit"], answers["_src_path"]) == ("v1.2.3", "gh:OWNER/copier-slurm-ddp")
 
 
 def test_nothing_can_run_at_copy() -> None:

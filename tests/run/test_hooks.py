@@ -139,6 +139,7 @@ def test_a_dry_run_and_the_check_before_the_first_step_call_no_hook(
     assert not (tmp_path / "0").exists()
 
 
+@pytest.mark.slow
 def test_hooks_log_everything_once_although_ranks_are_killed(hooked: Path, tmp_path: Path) -> None:
     flags = ("--trackers", *TRACKERS, "--strategy=fsdp")
     flags += (f"--run-root={tmp_path}", "--experiment=trial")

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
         ("ddp", 3),
         ("fsdp", 2),
         ("stream", 2),
-        ("torchrun", 1),
+        pytest.param("torchrun", 1, marks=pytest.mark.slow),
         ("faults", 2),
         pytest.param("trackers", 3, marks=pytest.mark.slow),
     ],

@@ -81,6 +81,7 @@ def accept(
     return code, {name: (result, why) for name, result, why in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.shows("make acceptance *")
 def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
     """As docs/for-support-teams.md says: probe, module, `copier copy`, `make acceptance`."""

@@ -47,7 +47,9 @@ def accepted(project: Project) -> set[str]:
     return {script.name for script in scripts}
 
 
-@pytest.mark.shows("python3 probe_cluster.py cluster.yml", "copier copy --data-file cluster.yml *")
+@pytest.mark.shows(
+    "python3 probe_cluster.py cluster.yml", "uvx copier copy --data-file cluster.yml *"
+)
 def test_gpus_and_two_partitions(cluster: Cluster, tmp_path: Path) -> None:
     text, answers = probed(cluster, tmp_path)
     assert {**answers, "modules": ""} == {

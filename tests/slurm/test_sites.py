@@ -19,6 +19,8 @@ from .jobs import ENDED
 from .stand_ins import Submitted, set_up, states
 
 PRESETS = sorted(path.stem for path in TEMPLATE.glob("sites/*.yml"))
+# These train with every change; the others at night.
+OFTEN = ("frontier", "mila", "smu-superpod")
 # The GPUs of a node, as Slurm knows them: those of Vista it does not.
 GPUS = {"alps": 4, "archer2": 4, "delta": 4, "frontier": 8, "lumi": 8}
 GPUS |= {"perlmutter": 4, "snellius": 4, "tacc-vista": 0}
@@ -151,7 +153,7 @@ def preset(request: pytest.FixtureRequest, tmp_path: Path) -> Preset:
     return Preset(name, values, answers, Renderer(copy_template(tmp_path / "template")))
 
 
-@pytest.mark.shows("copier copy --data-file lumi.yml *")
+@pytest.mark.shows("uvx copier copy --data-file lumi.yml *")
 def test_a_preset_meets_the_rules_of_its_site(preset: Preset, tmp_path: Path) -> None:
     name = preset.name
     jobs = scripts(preset.render, tmp_path / "preset", preset.answers)
@@ -174,6 +176,11 @@ def test_a_preset_meets_the_rules_of_its_site(preset: Preset, tmp_path: Path) ->
             assert done.returncode and any(each in done.stderr for each in reasons), done.stderr
 
 
+@pytest.mark.parametrize(
+    "preset",
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS],
+    indirect=True,
+)
 def test_a_preset_trains(preset: Preset, tmp_path: Path) -> None:
     """Two ranks train, on a node with as many GPUs: for more, this machine has too few cores."""
     root = tmp_path / "demo"

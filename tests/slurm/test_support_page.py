@@ -15,7 +15,7 @@ from .cluster import Cluster
 
 PAGE = TEMPLATE / "docs/for-support-teams.md"
 SITE = "/software/slurm-ddp"
-ADDRESS = "<address of this repository>"
+ADDRESSES = ("gh:OWNER/copier-slurm-ddp", "https://github.com/OWNER/copier-slurm-ddp")
 COPY = "copier copy $SLURM_DDP_TEMPLATE "
 
 
@@ -59,7 +59,7 @@ def test_the_commands_of_the_page(cluster: Cluster, system: str, tmp_path: Path)
         "python3 probe": f"{sys.executable} {TEMPLATE}/hooks/probe",
         COPY: f"{COPY}--defaults --quiet ",
         SITE: str(site),
-        ADDRESS: address,
+        **dict.fromkeys(ADDRESSES, address),
     }
 
     def type(text: str, *arguments: object) -> str:
