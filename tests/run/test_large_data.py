@@ -30,7 +30,7 @@ def run(images: Path, *words: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("kind", ["files", "tar", "parquet"])
+@pytest.mark.parametrize("kind", [pytest.param("files", marks=pytest.mark.slow), "tar", "parquet"])
 def test_images_of_each_layout_train_and_go_on_bit_for_bit(
     images: Path, tmp_path: Path, kind: str
 ) -> None:
