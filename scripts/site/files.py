@@ -1,10 +1,13 @@
-"""Tells MkDocs which files are in the site: those of this repository, and the pages of a project.
+"""Tells MkDocs which files are in the site: those of this repository, and those of rendered projects.
 
 Files keep their paths, so links work as on GitHub.
 """
 
 import tempfile
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import copier
 import yaml
@@ -32,8 +35,25 @@ NOTE = """
 """
 
 
+QUESTIONS: dict[str, Any] = yaml.safe_load((ROOT / "copier.yml").read_text("utf-8"))
+# All choices of the questions with several answers.
+ALL = {
+    name: list(QUESTIONS[name]["choices"].values())
+    if isinstance(QUESTIONS[name]["choices"], dict)
+    else list(QUESTIONS[name]["choices"])
+    for name in ("launch_modes", "trackers", "tools")
+}
+# Pages that show a whole project, by name: the title and the answers.
+PROJECTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "default": ("A project with the default answers", {}),
+    "everything": ("A project with everything", {**ALL, "container": "apptainer"}),
+}
+SHOWN_OF_A_PROJECT = ("README.md", "Makefile", "slurm/*.sbatch", "src/demo/train.py")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash", ".sh": "bash", ".md": "markdown"}
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Return the files of the theme, those in SHOWN, and the rendered pages of template/docs/."""
+    """Return the files of the theme, those in SHOWN, and pages about rendered projects."""
     paths = (path for pattern in SHOWN for path in sorted(ROOT.glob(pattern)))
     shown = [
         File(
@@ -45,20 +65,59 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for path in paths
     ]
     theme = [file for file in files if file.src_dir != config.docs_dir]
-    with tempfile.TemporaryDirectory() as folder:
-        questions = yaml.safe_load((ROOT / "copier.yml").read_text("utf-8"))
-        tools = list(questions["tools"]["choices"].values())
-        answers = {"package_name": "demo", "tools": tools}
-        copier.run_copy(str(ROOT), folder, answers, vcs_ref="HEAD", defaults=True, quiet=True)
-        rendered = []
-        for path in sorted(Path(folder).glob("docs/*.*")):
-            content: str | bytes = path.read_bytes()
-            if path.suffix == ".md":
-                title, rest = path.read_text("utf-8").split("\n", 1)
-                content = f"{title}\n{NOTE}{rest}"
-            name = f"template/docs/{path.name}"
-            rendered.append(File.generated(config, name, content=content))
+    rendered = []
+    for name, content in {**pages_of_a_project(), **whole_projects()}.items():
+        rendered.append(File.generated(config, name, content=content))
     return Files([*theme, *shown, *rendered])
+
+
+def render(answers: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of a project called `demo`, by path."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = {"package_name": "demo", **answers}
+        copier.run_copy(str(ROOT), folder, data, vcs_ref="HEAD", defaults=True, quiet=True)
+        paths = (path for path in sorted(Path(folder).rglob("*")) if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def pages_of_a_project() -> dict[str, str | bytes]:
+    """Return the pages of a project with all tools, with a note about answers below their titles."""
+    found: dict[str, str | bytes] = {}
+    for path, content in render({"tools": ALL["tools"]}).items():
+        if path.startswith("docs/"):
+            title, _, rest = content.partition(b"\n")
+            noted = b"\n".join((title, NOTE.encode(), rest))
+            found[f"template/{path}"] = noted.decode() if path.endswith(".md") else content
+    return found
+
+
+def whole_projects() -> dict[str, str]:
+    """Return a page about each project: its tree, the owner's files, the scripts and the README."""
+    found = {}
+    for name, (title, answers) in PROJECTS.items():
+        files = render(answers)
+        mine = [path for path in files if matches(path, QUESTIONS["_skip_if_exists"])]
+        shown = {*mine, *(path for path in files if matches(path, SHOWN_OF_A_PROJECT))}
+        lines = [
+            f"# {title}\n",
+            f"Copier wrote these {len(files)} files. The {len(mine)} that are *yours* start as an "
+            "example, and updates leave them alone.\n",
+            "```text",
+            *(f"{path:48}{'yours' if path in mine else ''}".rstrip() for path in files),
+            "```\n",
+        ]
+        for path in sorted(shown, key=lambda path: (path not in mine, path)):
+            text = files[path].decode()
+            indented = "".join(f"    {line}" for line in text.splitlines(keepends=True))
+            lines += [f'??? note "{path}"\n', f"    ````{LANGUAGES.get(Path(path).suffix, 'text')}"]
+            lines += [indented.rstrip("\n"), "    ````\n"]
+        found[f"template/{name}.md"] = "\n".join(lines)
+    return found
+
+
+def matches(path: str, patterns: list[str] | tuple[str, ...]) -> bool:
+    """Say whether a path fits one of the patterns, each from the folder of the project."""
+    return any(fnmatchcase(path, pattern.lstrip("/")) for pattern in patterns)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

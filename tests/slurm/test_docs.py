@@ -3,6 +3,8 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pages
@@ -13,18 +15,9 @@ from renderer import TEMPLATE
 from .conftest import MakeProject
 from .jobs import Job
 
-# The picture in this repository's README.md is this run:
-#     PICTURE=docs/run.png pytest tests/slurm -k picture
+# README.md shows these runs:
+#     PICTURE=docs/run pytest tests/slurm -k picture
 PICTURE = os.environ.get("PICTURE")
-# The command plots over hours; these runs take seconds.
-DRAW = """
-import sys
-from pathlib import Path
-from demo.tools.report.curves import read_runs
-from demo.tools.report.picture import figure
-runs, metrics = read_runs(sorted(Path("runs/demo").iterdir())), ("validation/accuracy", "train/lr")
-figure(runs, metrics, "seconds", together=False).savefig(sys.argv[1], dpi=120)
-"""
 LONG = ("--dataset=synthetic", "--epochs=1000")
 
 
@@ -77,13 +70,12 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
 @pytest.mark.shows("python -m demo report * --output *")
 @pytest.mark.slow
 def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_path: Path) -> None:
-    """A job is preempted, resumes and is drawn. Its log is as README.md shows it."""
+    """A job is preempted, resumes and is drawn beside another. README.md shows figure and log."""
     project = make_project(trackers=[])
-    picture = Path(PICTURE or tmp_path / "run.png").absolute()
     length, before = ("--epochs=5", 600) if PICTURE else ("--max-steps=400", 50)
     if PICTURE:  # of the network as it is rendered
         shutil.copy(TEMPLATE / "examples/digits/model.py", project.root / "src/demo/model.py")
-    for name in ("uninterrupted", "preempted") if PICTURE else ("preempted",):
+    for name in ("uninterrupted", "preempted"):
         flags = (*digits, length, "--batch-size=64", "--log-every=10")
         job = project.sbatch("slurm/train_cpu.sbatch", *flags)
         if name == "preempted":
@@ -91,15 +83,18 @@ def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_
             project.sbatch("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 1")
         assert job.wait().state == "COMPLETED", job.log
         job.run_dir.rename(project.root / "runs/demo" / name)
+    drawn = Path(PICTURE or tmp_path / "run").absolute()
+    script = TEMPLATE / "scripts/draw_run.py"
+    subprocess.run([sys.executable, script, project.root / "runs/demo", drawn], check=True)
+    for theme in ("light", "dark"):
+        assert drawn.with_name(f"{drawn.name}-{theme}.svg").read_text().count("<path") > 20
     command = (
         ".venv/bin/python -m demo report runs/demo --x=time --metrics validation/accuracy train/lr"
     )
+    picture = tmp_path / "run.png"
     project.cluster.run(*command.split(), f"--output={picture}", cwd=project.root)
-    if PICTURE:
-        python = (project.root / ".venv/bin/python", "-c", DRAW, picture)
-        project.cluster.run("env", "PYTHONPATH=src", *python, cwd=project.root)
-    with Image.open(picture) as drawn:
-        drawn.convert("RGB").quantize(64).save(picture, optimize=True)
+    with Image.open(picture) as image:
+        assert min(image.size) > 200
 
     (excerpt,) = re.findall(r"```text\n(.*?)```", (TEMPLATE / "README.md").read_text("utf-8"), re.S)
     for line in excerpt.splitlines():
