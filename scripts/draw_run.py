@@ -9,6 +9,7 @@ written twice, as docs/run-light.svg and docs/run-dark.svg.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -58,7 +59,7 @@ def draw(runs: Path, theme: str) -> Figure:
         axes.plot(times[part], steps[part], color=blue, linewidth=2.5)
     (left, right), at = times[gap : gap + 2], steps[gap]
     axes.plot([left, right], [at, at], color=red, linewidth=2, linestyle=":")
-    below = {"textcoords": "offset points", "color": text, "va": "top"}
+    below: dict[str, Any] = {"textcoords": "offset points", "color": text, "va": "top"}
     axes.annotate("preempted:\nsaves a checkpoint", (left, at), (2, -8), ha="left", **below)
     axes.annotate(
         "waits in the queue", (right, at), (-4, 5),

@@ -148,7 +148,10 @@ def record(folder: Path) -> list[Screen]:
         terminal.read()
         terminal.settle(READ)
     terminal.child.close()
-    return terminal.screens
+    # The end comes first, too, for those who see the picture for a moment.
+    first, *others = terminal.screens
+    moved = [screen._replace(start=screen.start + END) for screen in (first, *others)]
+    return [others[-1]._replace(start=0.0), *moved]
 
 
 def moving(name: str, moves: list[tuple[float, str]], seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Tells MkDocs which files are in the site: those of this repository, and those of rendered projects.
+"""Tells MkDocs which files are in the site: those of this repository and of rendered projects.
 
 Files keep their paths, so links work as on GitHub.
 """
@@ -81,7 +81,7 @@ def render(answers: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def pages_of_a_project() -> dict[str, str | bytes]:
-    """Return the pages of a project with all tools, with a note about answers below their titles."""
+    """Return the pages of a project with all tools, with a note below their titles."""
     found: dict[str, str | bytes] = {}
     for path, content in render({"tools": ALL["tools"]}).items():
         if path.startswith("docs/"):
