@@ -277,7 +277,7 @@ def test_a_learning_rate_is_found(mine: Path) -> None:
 
 @pytest.mark.slow
 def test_several_trainings_run_at_the_same_time(mine: Path) -> None:
-    (script,) = pages.recipe(mine, "Several trainings on one GPU").blocks("bash")
+    (script,) = pages.recipe(mine, "Several runs on one GPU").blocks("bash")
     (loop,) = (line for line in script.splitlines() if line.startswith("for "))
     shell(mine, loop.replace("1 2 3", "1 2").replace(" train ", " train --device cpu "))
     assert all(summary(mine / f"runs/demo/seed-{seed}")["global_step"] == 40 for seed in (1, 2))
@@ -302,7 +302,7 @@ def test_low_rank_adapters(mine: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_validation_logs(mine: Path, tmp_path: Path) -> None:
-    pages.recipe(mine, "A picture, a text and a table at each validation").put_code()
+    pages.recipe(mine, "An image, a text and a table at each validation").put_code()
     job = srun(mine, tmp_path / "run", 2, "--validate-every=15", "--trackers=tensorboard").wait()
     assert job.codes == [0, 0], job.log
     figures = job.run_dir / "figures"
@@ -379,7 +379,7 @@ def test_the_time_of_a_step(mine: Path) -> None:
 
 
 def test_the_memory_of_a_training(mine: Path, tmp_path: Path) -> None:
-    text = pages.recipe(mine, "How much memory a training takes").text
+    text = pages.recipe(mine, "How much memory a run takes").text
     job = srun(mine, tmp_path / "run", 2, "--max-steps=10", "--log-every=5").wait()
     assert job.codes == [0, 0], job.log
     assert "`system/memory_gib`" in text
@@ -388,7 +388,7 @@ def test_the_memory_of_a_training(mine: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_use_of_the_gpu(mine: Path) -> None:
-    (command,) = pages.recipe(mine, "How much of the GPU the training uses").blocks("bash")
+    (command,) = pages.recipe(mine, "How much of the GPU a run uses").blocks("bash")
     said = shell(mine, command)
     assert "cpu in fp32: unknown" in said and "without a formula" not in said
     (run,) = (mine / "runs/demo").iterdir()

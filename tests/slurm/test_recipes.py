@@ -62,7 +62,7 @@ def test_a_debugger_stops_a_rank(project: Project) -> None:
 
 
 def test_many_trainings_in_one_allocation(project: Project) -> None:
-    script, many = pages.recipe(project.root, "Many trainings in one allocation").blocks("bash")
+    script, many = pages.recipe(project.root, "Many runs in one allocation").blocks("bash")
     said = shell(project, script)
     assert said.count("2 rank(s) by srun") == 2
     for run, rate in (("a", 0.1), ("b", 0.2)):
@@ -75,7 +75,7 @@ def test_many_trainings_in_one_allocation(project: Project) -> None:
 
 
 def test_a_chain(project: Project) -> None:
-    (script,) = pages.recipe(project.root, "A chain of trainings").blocks("bash")
+    (script,) = pages.recipe(project.root, "A chain of runs").blocks("bash")
     said = shell(project, f"{script}\nsqueue --me --format '%i %r'\necho first $first")
     first, second = (Job(project, re.search(rf"{x} (\d+)", said)[1]) for x in ("first", "job"))
     assert f"{second.id} Dependency" in said
@@ -85,7 +85,7 @@ def test_a_chain(project: Project) -> None:
 
 
 def test_singleton(project: Project) -> None:
-    text = pages.recipe(project.root, "A chain of trainings").text
+    text = pages.recipe(project.root, "A chain of runs").text
     (options,) = re.findall(r"`(sbatch .*singleton) …`", text)
     script = f"{options} slurm/train_cpu.sbatch"
     said = shell(project, f"{script} --lr=-1\n{script}\nsqueue --me --format '%i %r'")
@@ -115,7 +115,7 @@ def test_folds(project: Project) -> None:
 
 
 def test_last_weeks_training_again(project: Project, tmp_path: Path) -> None:
-    (script,) = pages.recipe(project.root, "Run last week's training again").blocks("bash")
+    (script,) = pages.recipe(project.root, "Repeat last week's run").blocks("bash")
     model = project.root / "src/demo/model.py"
     text = model.read_text()
     who = "git -c user.name=x -c user.email=x@example.org"
