@@ -31,7 +31,7 @@ FULL: Mapping[str, Sequence[str]] = {
         "run/test_tools.py",
         "run/test_variants.py",
     ),
-    "Trainings of the complete examples and of each recipe": (
+    "Runs of the complete examples and of each recipe": (
         "run/test_docs.py",
         "run/test_examples.py",
         "run/test_recipes.py",

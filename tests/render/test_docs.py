@@ -20,39 +20,38 @@ from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subse
 VARIANTS = """\
 # Which variants the tests run
 
-This page is for people who change the template, or want to know how much of it is tested. The
-answers lead to many different projects, the *variants*. The tests render {} of them:
+The answers lead to many different projects, the *variants*. The tests render {} of them:
 
 - every combination of launch modes, launcher, container and environment
 - every set of trackers, with their servers and sweeps
 - variants in which each value of each question meets each value of every other question
 
-Many variants have some files with the same content. The tests run each distinct content once:
+Many variants share files with the same content, so the tests run each distinct content once:
 
 {}
 How they run it:
 
-- **`src/` and `configs/`**: each distinct tree is imported. Two ranks train, stop and resume each
-  tree that differs in what a training reads.
-- **Batch scripts** are submitted to a Slurm cluster. Small programs run in place of Python
-  and Apptainer, and record their arguments.
+- **`src/` and `configs/`**: the tests import each distinct tree. Two ranks train, stop and resume
+  each tree that differs in what a run reads.
+- **Batch scripts**: a Slurm cluster runs them, with small programs in place of Python and
+  Apptainer, which record their arguments.
 - **Commands** of Makefiles and of a project's own CI run in environments that borrow the packages
   of the tests.
-- **Container definitions** are built by Apptainer, with small packages in place of the real
-  ones. One image is built with the real packages, and a training runs in it.
+- **Container definitions**: Apptainer builds them with small packages in place of the real ones,
+  and one with the real packages, in which a run trains.
 
 ## What each target runs
 
 `make test` takes about ten minutes on two cores, and needs neither root nor Slurm. It renders every
-variant and reads what is rendered. It also trains, stops and resumes with DDP and FSDP, and updates
-projects. `make test-all` runs the rest, too:
+variant and reads the files, trains, stops and resumes with DDP and FSDP, and updates projects.
+`make test-all` also runs the rest:
 
 {}
 `make test-nightly` adds the tests with the mark `slow`: more launchers, strategies, signals and
 numbers of ranks. On every push, CI runs `make test-all`.
 
-`tests/render/classes.py` defines which content counts as the same, and `tests/tiers.py` what `make
-test` leaves out. `tests/render/test_docs.py` makes this page.
+`tests/render/test_docs.py` makes this page. `tests/render/classes.py` defines which content counts
+as the same, and `tests/tiers.py` what `make test` leaves out.
 """
 # The page on Slurm is run line by line, and the recipes and the page on data block by block.
 RUN_PAGES = ("docs/slurm.md", "docs/recipes.md", "docs/data.md")
