@@ -21,6 +21,9 @@ step "Making a project with the default answers"
     --data project_name="MNIST demo" --data package_name=demo "$PWD" "$project"
 
 step "Setting it up: make setup"
+if [[ -z ${TORCH_INDEX:-} && $(uname) == Linux ]] && ! command -v nvidia-smi >/dev/null; then
+    echo "No NVIDIA driver is here: make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes"
+fi
 make --no-print-directory -C "$project" setup TORCH="${TORCH:-torch==2.13.0}"
 
 step "Getting the data"
