@@ -93,7 +93,7 @@ def test_a_time_limit_that_may_be_meant_as_hours(
         terminal.type(*(["Digits"] if name == "project_name" else []), ENTER)
     terminal.wait_for(head("time_limit"))
     terminal.type(CLEAR, "2", ENTER)
-    terminal.wait_for_message("time_limit", "hours: 2:00:00, minutes: 2:00")
+    terminal.wait_for_message("time_limit", "2 is minutes: type 2:00:00")
     terminal.type(CLEAR, "2:00", ENTER)
     for name in ("partition", "account", "modules", "trackers", "example"):
         terminal.wait_for(head(name))
