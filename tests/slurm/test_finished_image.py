@@ -31,7 +31,7 @@ def wheels(make_project: MakeProject, tmp_path_factory: pytest.TempPathFactory) 
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module", params=["pyxis", "apptainer"])
+@pytest.fixture(scope="module", params=["pyxis", pytest.param("apptainer", marks=pytest.mark.slow)])
 def project(
     make_project: MakeProject, wheels: Path, commands: Path, request: pytest.FixtureRequest
 ) -> Project:

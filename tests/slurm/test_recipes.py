@@ -51,6 +51,7 @@ rm keys said
 """
 
 
+@pytest.mark.slow
 def test_a_debugger_stops_a_rank(project: Project) -> None:
     recipe = pages.recipe(project.root, "Stop in a debugger")
     recipe.put_code()
@@ -61,6 +62,7 @@ def test_a_debugger_stops_a_rank(project: Project) -> None:
         assert "test: loss" in said
 
 
+@pytest.mark.slow
 def test_many_trainings_in_one_allocation(project: Project) -> None:
     script, many = pages.recipe(project.root, "Many runs in one allocation").blocks("bash")
     said = shell(project, script)
@@ -84,6 +86,7 @@ def test_a_chain(project: Project) -> None:
     assert summary(project, "second")["resumed_from_step"] is None
 
 
+@pytest.mark.slow
 def test_singleton(project: Project) -> None:
     text = pages.recipe(project.root, "A chain of runs").text
     (options,) = re.findall(r"`(sbatch .*singleton) …`", text)
@@ -95,6 +98,7 @@ def test_singleton(project: Project) -> None:
     assert first.state == "FAILED", first.log
 
 
+@pytest.mark.slow
 def test_seeds(project: Project) -> None:
     (script,) = pages.recipe(project.root, "Five seeds compared").blocks("bash")
     shell(project, script)
@@ -103,6 +107,7 @@ def test_seeds(project: Project) -> None:
     assert (project.root / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_folds(project: Project) -> None:
     recipe = pages.recipe(project.root, "Cross-validation", "data")
     old = "    held_out = settings.validation_size\n"
@@ -114,6 +119,7 @@ def test_folds(project: Project) -> None:
     assert [yaml.safe_load(path.read_text())["seed"] for path in runs] == [0, 1]
 
 
+@pytest.mark.slow
 def test_last_weeks_training_again(project: Project, tmp_path: Path) -> None:
     (script,) = pages.recipe(project.root, "Repeat last week's run").blocks("bash")
     model = project.root / "src/demo/model.py"

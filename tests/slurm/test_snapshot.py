@@ -18,7 +18,7 @@ STEPS = 2 * 117
 BROKEN = "\nraise SystemExit('this code came later')\n"
 
 
-@pytest.fixture(scope="module", params=["srun", "torchrun"])
+@pytest.fixture(scope="module", params=["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def project(make_project: MakeProject, request: pytest.FixtureRequest) -> Project:
     """A project in a repository, with a change that is not committed and a new file."""
     project = make_project(launcher=request.param)

@@ -393,6 +393,7 @@ exec .venv/bin/python "$@"
 """
 
 
+@pytest.mark.slow
 def test_the_batch_shell_is_killed_while_no_rank_runs(
     make_project: MakeProject, uninterrupted: Job, tmp_path: Path
 ) -> None:

@@ -26,7 +26,9 @@ QUICK = ("--dataset=synthetic", "--max-steps=40")
             ["n1", "n1", "n2", "n2"],
             marks=pytest.mark.slow,  # the tests of stops start it, too
         ),
-        (("slurm/train_single_node.sbatch", "--device=cpu"), ["n1", "n1"]),
+        pytest.param(
+            ("slurm/train_single_node.sbatch", "--device=cpu"), ["n1", "n1"], marks=pytest.mark.slow
+        ),
         (("slurm/train_multi_node.sbatch", "--device=cpu"), ["n1", "n1", "n2", "n2"]),
     ],
 )
@@ -47,7 +49,7 @@ def test_every_launch_mode_trains(
     assert provenance["slurm"]["SLURM_JOB_ID"] == job.id
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_job_evaluates(projects: dict[str, Project], launcher: str) -> None:
     project, script = projects[launcher], "slurm/train_cpu.sbatch"
     trained = project.sbatch(script, *QUICK)

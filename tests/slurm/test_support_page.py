@@ -45,7 +45,9 @@ def released(folder: Path) -> str:
     "git clone --bare *",
     "git -C *",
 )
-@pytest.mark.parametrize("system", ["environment-modules", "lmod"])
+@pytest.mark.parametrize(
+    "system", ["environment-modules", pytest.param("lmod", marks=pytest.mark.slow)]
+)
 def test_the_commands_of_the_page(cluster: Cluster, system: str, tmp_path: Path) -> None:
     if reason := modules.missing(system):
         pytest.skip(reason)
