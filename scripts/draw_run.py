@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 SIZE = (8.6, 3.4)  # inches
@@ -40,50 +41,49 @@ def draw(runs: Path, theme: str) -> Figure:
     if len(ends) != 1:
         raise ValueError(f"{runs}: the runs must end with the same parameters")
     text, plain, blue, red = THEMES[theme]
-    figure = Figure(figsize=SIZE, layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
+    figure, axes = blank(text, plain)
+
+    def say(words: str, at: tuple[float, float], offset: tuple[int, int], **how: Any) -> None:  # noqa: ANN401
+        axes.annotate(words, at, offset, textcoords="offset points", **{"color": text, **how})
 
     times, steps = read(runs / "uninterrupted")
     axes.plot(times, steps, color=plain, linewidth=2.5)
-    end = (times[-1], steps[-1])
-    axes.annotate(
-        "not stopped", (times[len(times) // 2], steps[len(steps) // 2]), (-10, 6),
-        textcoords="offset points", ha="right", color=plain,
-    )  # fmt: skip
+    middle, end = len(times) // 2, (times[-1], steps[-1])
+    say("not stopped", (times[middle], steps[middle]), (-10, 6), ha="right", color=plain)
 
     times, steps = read(runs / "preempted")
     gap = max(range(len(times) - 1), key=lambda each: times[each + 1] - times[each])
     for part in (slice(None, gap + 1), slice(gap + 1, None)):
         axes.plot(times[part], steps[part], color=blue, linewidth=2.5)
-    (left, right), at = times[gap : gap + 2], steps[gap]
-    axes.plot([left, right], [at, at], color=red, linewidth=2, linestyle=":")
-    below: dict[str, Any] = {"textcoords": "offset points", "color": text, "va": "top"}
-    axes.annotate("preempted:\nsaves a checkpoint", (left, at), (2, -8), ha="left", **below)
-    axes.annotate(
-        "waits in the queue", (right, at), (-4, 5),
-        textcoords="offset points", ha="right", color=red,
-    )  # fmt: skip
-    axes.annotate("resumes at the\nnext sample", (right, at), (8, -8), ha="left", **below)
+    left, right = ((time, steps[gap]) for time in times[gap : gap + 2])
+    axes.plot(*zip(left, right, strict=True), color=red, linewidth=2, linestyle=":")
+    say("preempted:\nsaves a checkpoint", left, (2, -8), va="top")
+    say("waits in the queue", right, (-4, 5), ha="right", color=red)
+    say("resumes at the\nnext sample", right, (8, -8), va="top")
 
     last = (times[-1], steps[-1])
-    axes.plot([end[0], last[0]], [end[1], last[1]], color=text, linewidth=1, linestyle=":")
-    for (x, y), colour in ((end, plain), (last, blue)):
-        axes.plot(x, y, marker="o", markersize=8, color=colour)
-    axes.annotate(
-        "same parameters, bit for bit", ((end[0] + last[0]) / 2, end[1]), (0, 9),
-        textcoords="offset points", ha="center", color=text, weight="bold",
-    )  # fmt: skip
+    axes.plot(*zip(end, last, strict=True), color=text, linewidth=1, linestyle=":")
+    for place, colour in ((end, plain), (last, blue)):
+        axes.plot(*place, marker="o", markersize=8, color=colour)
+    between = ((end[0] + last[0]) / 2, end[1])
+    say("same parameters, bit for bit", between, (0, 9), ha="center", weight="bold")
+    axes.set_ylim(0, steps[-1] * 1.16)
+    return figure
 
+
+def blank(text: str, plain: str) -> tuple[Figure, Axes]:
+    """Return a figure without background, with the axes of time and steps in two colours."""
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    for each in (figure, axes):
+        each.patch.set_alpha(0)
     axes.set_xlabel("seconds", color=text)
     axes.set_ylabel("training step", color=text)
-    axes.set_ylim(0, steps[-1] * 1.16)
     axes.tick_params(colors=text)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(plain)
-    return figure
+    return figure, axes
 
 
 def main() -> None:

@@ -85,9 +85,10 @@ def pages_of_a_project() -> dict[str, str | bytes]:
     found: dict[str, str | bytes] = {}
     for path, content in render({"tools": ALL["tools"]}).items():
         if path.startswith("docs/"):
-            title, _, rest = content.partition(b"\n")
-            noted = b"\n".join((title, NOTE.encode(), rest))
-            found[f"template/{path}"] = noted.decode() if path.endswith(".md") else content
+            found[f"template/{path}"] = content
+            if path.endswith(".md"):
+                title, rest = content.decode().split("\n", 1)
+                found[f"template/{path}"] = f"{title}\n{NOTE}{rest}"
     return found
 
 

@@ -74,7 +74,7 @@ def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: s
 
 @pytest.mark.shows("uvx copier copy gh:OWNER/copier-slurm-ddp my-project")
 def test_the_command_of_the_readme_copies_the_newest_release(
-    template: Path, tool: dict[str, str], tmp_path: Path
+    template: Path, tmp_path: Path
 ) -> None:
     """Without --trust. For git, a local repository has the address on GitHub."""
     shutil.copytree(template, tmp_path / "repository")
