@@ -3,7 +3,7 @@
 import ast
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import PurePosixPath
@@ -17,42 +17,6 @@ from renderer import TEMPLATE, Renderer
 from tiers import FULL, is_full
 from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
 
-VARIANTS = """\
-# Which variants the tests run
-
-The answers lead to many different projects, the *variants*. The tests render {} of them:
-
-- every combination of launch modes, launcher, container and environment
-- every set of trackers, with their servers and sweeps
-- variants in which each value of each question meets each value of every other question
-
-Many variants share files with the same content, so the tests run each distinct content once:
-
-{}
-How they run it:
-
-- **`src/` and `configs/`**: the tests import each distinct tree. Two ranks train, stop and resume
-  each tree that differs in what a run reads.
-- **Batch scripts**: a Slurm cluster runs them, with small programs in place of Python and
-  Apptainer, which record their arguments.
-- **Commands** of Makefiles and of a project's own CI run in environments that borrow the packages
-  of the tests.
-- **Container definitions**: Apptainer builds them with small packages in place of the real ones,
-  and one with the real packages, in which a run trains.
-
-## What each target runs
-
-`make test` takes about ten minutes on two cores, and needs neither root nor Slurm. It renders every
-variant and reads the files, trains, stops and resumes with DDP and FSDP, and updates projects.
-`make test-all` also runs the rest:
-
-{}
-`make test-nightly` adds the tests with the mark `slow`: more launchers, strategies, signals and
-numbers of ranks. On every push, CI runs `make test-all`.
-
-`tests/render/test_docs.py` makes this page. `tests/render/classes.py` defines which content counts
-as the same, and `tests/tiers.py` what `make test` leaves out.
-"""
 # The page on Slurm is run line by line, and the recipes and the page on data block by block.
 RUN_PAGES = ("docs/slurm.md", "docs/recipes.md", "docs/data.md")
 # Commands of this repository that .ci/run runs, in another form.
@@ -71,18 +35,22 @@ def test_the_page_of_questions_is_current(render: Renderer, pytestconfig: pytest
     golden(pytestconfig, "questions.md", page(render))
 
 
-def test_the_page_of_variants_is_current(classes: Classes, pytestconfig: pytest.Config) -> None:
-    table = "| files | rendered | distinct, and run | test | target |\n|---|---|---|---|---|\n"
+def test_the_tables_of_variants_and_targets_are_current(
+    classes: Classes, pytestconfig: pytest.Config
+) -> None:
+    rows = []
     for kind, found in classes.kinds.items():
         rendered = sum(each.count for each in found.values())
         target = "test-all" if is_full(TEMPLATE / KINDS[kind]) else "test"
-        cells = (kind, f"{rendered:,}", str(len(found)), f"`{KINDS[kind]}`", f"`make {target}`")
-        table += f"| {' | '.join(cells)} |\n"
-    left_out = "| left out of `make test` | in `tests/` |\n|---|---|\n"
-    for reason, paths in FULL.items():
-        left_out += f"| {reason} | {', '.join(f'`{path}`' for path in paths)} |\n"
-    text = VARIANTS.format(len(classes.variants), table, left_out)
-    golden(pytestconfig, "variants.md", text)
+        rows.append(
+            (kind, f"{rendered:,}", str(len(found)), f"`{KINDS[kind]}`", f"`make {target}`")
+        )
+    left_out = [
+        (reason, ", ".join(f"`{path}`" for path in paths)) for reason, paths in FULL.items()
+    ]
+    page = with_rows("tested.md", "| files |", rows)
+    golden(pytestconfig, "tested.md", page)
+    golden(pytestconfig, "tested.md", with_rows("tested.md", "| left out of", left_out))
 
 
 def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
@@ -93,11 +61,18 @@ def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
         if list(TEMPLATE.glob(f"tests/slurm/sites/*/{preset.name}.lua")):
             done.append("refused without preset")
         link = f"[{preset.name}.yml](../sites/{preset.name}.yml)"
-        cells = [preset.about, link, str(preset.compared), preset.unusual, ", ".join(done)]
-        rows.append(f"| {' | '.join(cells)} |\n")
-    text = (TEMPLATE / "docs/sites.md").read_text("utf-8")
-    before, _, after = re.split(r"(?<=\|---\|\n)((?:\|.*\n)+)", text)
-    golden(pytestconfig, "sites.md", before + "".join(rows) + after)
+        rows.append((preset.about, link, str(preset.compared), preset.unusual, ", ".join(done)))
+    golden(pytestconfig, "sites.md", with_rows("sites.md", "| site |", rows))
+
+
+def with_rows(name: str, head: str, rows: Iterable[Iterable[str]]) -> str:
+    """Return a page of docs/ with other rows in the table whose head begins like this."""
+    text = (TEMPLATE / "docs" / name).read_text("utf-8")
+    made = "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    table = rf"(?m)^({re.escape(head)}.*\n\|[-|]*\n)(?:\|.*\n)+"
+    new, count = re.subn(table, lambda found: found[1] + made, text)
+    assert count == 1, f"docs/{name} has {count} tables that begin with {head}"
+    return new
 
 
 def golden(config: pytest.Config, name: str, text: str) -> None:
