@@ -12,8 +12,7 @@ from variants import SAMPLES, SERVERS, TRACKERS
 HEAD = """\
 # Choosing answers
 
-This page is for people who make a project, or change the answers of one. It lists all questions of
-the template, in the order in which Copier asks them.
+These are all questions of the template, in the order in which Copier asks them.
 
 - With `setup: quick`, Copier asks the questions in **bold**. With `setup: full`, it asks all
   questions, except those in *italics*: only data files, `--data` and settings answer these. If

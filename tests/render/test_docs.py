@@ -17,8 +17,9 @@ from renderer import TEMPLATE, Renderer
 from tiers import FULL, is_full
 from variants import MODES, SERVERS, TRACKERS, Answers, pairwise_variants, subsets
 
-# The page on Slurm is run line by line, and the recipes and the page on data block by block.
-RUN_PAGES = ("docs/slurm.md", "docs/recipes.md", "docs/data.md")
+# The pages on Slurm are run line by line, and the recipes and the page on data block by block.
+SLURM_PAGES = ("docs/slurm.md", "docs/stops.md")
+RUN_PAGES = (*SLURM_PAGES, "docs/recipes.md", "docs/data.md")
 # Commands of this repository that .ci/run runs, in another form.
 IN_CI = {"make test", "make test-all", ".venv/bin/python -m pytest tests/*"}
 # Commands that are not called like their modules.
@@ -107,7 +108,7 @@ def test_every_command_is_run_or_says_what_it_needs(
     for path, text in ours.items():
         untested |= {line: path for line in unshown(text, tested, used)}
     for project in theirs:
-        run = {command.line for command in pages.commands(project["docs/slurm.md"])}
+        run = {each.line for page in SLURM_PAGES for each in pages.commands(project[page])}
         for path, text in project.items():
             if path.endswith(".md") and path not in RUN_PAGES:
                 found = unshown(text, tested, used)

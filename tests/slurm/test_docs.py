@@ -26,7 +26,7 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
     project = make_project(trackers=[])
     commands = [
         command.line
-        for name in ("slurm.md", "multi-node.md")
+        for name in ("slurm.md", "stops.md", "multi-node.md")
         for command in pages.commands((project.root / "docs" / name).read_text("utf-8"))
         if not command.needs
     ]
