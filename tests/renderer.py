@@ -81,25 +81,34 @@ def shrink(project: Path) -> Path:
     """Give the example `digits` a network with a seventh of the work; return the project.
 
     It is for all tests that do not check the learning: they took most of their time for the
-    network. A pause keeps a step as long as before, so that a test can stop the training. Batch
+    network, and for figures, which show one sample of one class here. A pause keeps a step as long as before, so that a test can stop the training. Batch
     size and learning rate are fixed, so that tests can count on steps if the defaults change.
     """
-    (model,) = project.glob("src/*/model.py")
-    text = model.read_text()
-    for old, new in (
-        ("convolution(4, 24,", "convolution(4, 8,"),
-        ("convolution(24, 48,", "convolution(8, 16,"),
-        ("convolution(48, 64)", "convolution(16, 16)"),
-        ("64 * 3 * 3", "16 * 3 * 3"),
-        (
-            "        images, labels = batch\n        return F",
-            f"{PAUSE}        images, labels = batch\n        return F",
+    edits = {
+        "model.py": (
+            ("convolution(4, 24,", "convolution(4, 8,"),
+            ("convolution(24, 48,", "convolution(8, 16,"),
+            ("convolution(48, 64)", "convolution(16, 16)"),
+            ("64 * 3 * 3", "16 * 3 * 3"),
+            (
+                "        images, labels = batch\n        return F",
+                f"{PAUSE}        images, labels = batch\n        return F",
+            ),
+            ("from collections.abc", "import os\nimport time\nfrom collections.abc"),
         ),
-        ("from collections.abc", "import os\nimport time\nfrom collections.abc"),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    model.write_text(text)
+        "figures.py": (
+            ("figsize=(6, 6)", "figsize=(1, 1)"),
+            ("range(len(counts))", "range(1)"),
+            ("inputs[:16]", "inputs[:1]"),
+        ),
+    }
+    (package,) = project.glob("src/*")
+    for name, pairs in edits.items():
+        text = (package / name).read_text()
+        for old, new in pairs:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (package / name).write_text(text)
     config = project / "configs/train.yaml"
     settings = re.sub("(?m)^batch_size: .*", "batch_size: 64", config.read_text())
     config.write_text(re.sub("(?m)^lr: .*", "lr: 0.15", settings))

@@ -22,19 +22,24 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 IMPORTED = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "numpy.random",
     "psutil",
     "pydantic.dataclasses",
+    "tensorboard.backend.event_processing.event_accumulator",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.utils.data",
+    "torch.utils.tensorboard",
     "tqdm",
+    "typeguard",
     "tyro",
     "yaml",
 )
@@ -135,6 +140,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork for each request. Return the request in the child, and None in the server at its end."""
     for name in IMPORTED:
         import_module(name)
+    pydantic.TypeAdapter(int)  # reads the entry points of all packages, for plug-ins
     # What each rank would parse again: a run names all packages with their versions.
     email.message_from_string = functools.cache(email.message_from_string)
     for package in distributions():

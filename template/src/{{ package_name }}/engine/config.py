@@ -6,6 +6,7 @@ The defaults are here and in settings.py.
 import argparse
 import dataclasses
 import difflib
+import functools
 import os
 import re
 from collections import Counter
@@ -21,6 +22,7 @@ from .errors import UsageError, is_rank_0
 from .foreign import read_bytes
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from typing_extensions import Self
 
 # torch takes no larger integers as seeds or sizes.
@@ -35,6 +37,14 @@ PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")
 """Settings of type str that hold paths. Settings of type Path need no entry."""
 
 T = TypeVar("T")
+
+
+@functools.cache
+def _checks(settings: type) -> "TypeAdapter[Any]":
+    """Return what checks and dumps settings of a class; pydantic takes 0.04 s to make it."""
+    from pydantic import TypeAdapter  # --help does not need it
+
+    return TypeAdapter(settings)
 
 
 def full_path(name: str, path: str) -> str:
@@ -287,9 +297,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that YAML and JSON can hold."""
-        from pydantic import TypeAdapter
-
-        values: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        values: dict[str, Any] = _checks(type(self)).dump_python(self, mode="json")
         # Each job has another folder for staged files, so the paths begin with $STAGED instead.
         return moved(values, os.environ.get("STAGED") or "$STAGED", "$STAGED")
 
@@ -348,12 +356,11 @@ class Settings:
         Raises:
             UsageError: a value is wrong. The message begins with `source`.
         """
-        # Imported here, since --help does not need it.
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
 
         values = moved(values, "$STAGED", os.environ.get("STAGED") or "$STAGED")
         try:
-            settings = TypeAdapter(cls).validate_python(values)
+            settings = _checks(cls).validate_python(values)
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
             # pydantic reports an error for each type that the setting may have.
