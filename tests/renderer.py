@@ -81,8 +81,9 @@ def shrink(project: Path) -> Path:
     """Give the example `digits` a network with a seventh of the work; return the project.
 
     It is for all tests that do not check the learning: they took most of their time for the
-    network, and for figures, which show one sample of one class here. A pause keeps a step as long as before, so that a test can stop the training. Batch
-    size and learning rate are fixed, so that tests can count on steps if the defaults change.
+    network, and for figures, which show one sample of one class here. A pause keeps a step as long
+    as before, so that a test can stop the training. Batch size and learning rate are fixed, so
+    that tests can count on steps if the defaults change.
     """
     edits = {
         "model.py": (
