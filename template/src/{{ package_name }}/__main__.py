@@ -71,7 +71,7 @@ COMMANDS = {
     "costs": "add up the hours and the energy of runs",
     "prune": "remove checkpoints of finished runs, to free space",
     "profile": "show where the time of profiled steps went",
-    "report": "write a page about runs that you can read and send, or a picture of their curves",
+    "report": "write a page about runs that you can read and send, or draw their curves",
     "monitor": "start and stop the trackers' web servers as Slurm jobs",
     "check-trackers": "log a small run to every tracker and read it back",
     "sync": "send the trackers what they missed of a run",

@@ -1,4 +1,4 @@
-"""Writes a page about runs, or a picture of their curves: `python -m <package> report RUN_DIR...`.
+"""Writes a page about runs, or draws their curves: `python -m <package> report RUN_DIR...`.
 
 It needs no server and no PyTorch. content.py fills the page, and picture.py draws the curves.
 """
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     page = flags.output.suffix in (".html", ".htm")
     if page and (flags.metrics or (flags.x, flags.seeds, flags.smooth) != ("step", "mean", 0)):
         raise UsageError(
-            "--metrics, --x, --seeds and --smooth are for a picture: add --output curves.png"
+            "--metrics, --x, --seeds and --smooth are for an image: add --output curves.png"
         )
     runs = read_runs(folders)
     write: Callable[[], object]
