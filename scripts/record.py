@@ -2,9 +2,10 @@
 
     .venv/bin/python scripts/record.py docs/copy.svg
 
-The keys are pressed in a shell that runs in a pseudo-terminal. This file decides only how long each
-screen is shown. The picture is an SVG with CSS animations, without JavaScript and without fonts. A
-reader who asks the browser for less motion sees the last screen.
+tests/slurm/test_docs.py records a job on a cluster with it. The keys are pressed in a shell that
+runs in a pseudo-terminal. This file decides only how long each screen is shown. The picture is an
+SVG with CSS animations, without JavaScript and without fonts. A reader who asks the browser for
+less motion sees the last screen.
 """
 
 import os
@@ -42,7 +43,7 @@ ANSWERS = {
 LOOK = ("cd my-project", "ls", "grep '^#SBATCH' slurm/train_multi_node.sbatch")
 
 CELL, ROW, MARGIN, BASE = 8.4, 18, 16, 13  # of a character in pixels; BASE is its baseline
-WIDTH, HEIGHT = COLUMNS * CELL + 2 * MARGIN, LINES * ROW + 2 * MARGIN
+WIDTH = COLUMNS * CELL + 2 * MARGIN
 WHITE, COLOURS = "#e6edf3", {"brightblack": "#8b949e", "green": "#56d364", "brown": "#e3b341"}
 PICTURE = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" \
@@ -119,6 +120,13 @@ class Recorder(Terminal):
             self.read()
             self.settle(KEY)
 
+    def run(self, command: str, seconds: float = READ) -> None:
+        """Type a command, and show for a time what it prints."""
+        self.press(*command)
+        self.type(ENTER)
+        self.read()
+        self.settle(seconds)
+
 
 def record(folder: Path) -> list[Screen]:
     """Copy the template to a new folder, make a project from it there, and return the screens."""
@@ -143,15 +151,9 @@ def record(folder: Path) -> list[Screen]:
     terminal.wait_for(f"\n{PROMPT}")
     terminal.settle(LONG)
     for command in LOOK:
-        terminal.press(*command)
-        terminal.type(ENTER)
-        terminal.read()
-        terminal.settle(READ)
+        terminal.run(command)
     terminal.child.close()
-    # The end comes first, too, for those who see the picture for a moment.
-    first, *others = terminal.screens
-    moved = [screen._replace(start=screen.start + END) for screen in (first, *others)]
-    return [others[-1]._replace(start=0.0), *moved]
+    return terminal.screens
 
 
 def moving(name: str, moves: list[tuple[float, str]], seconds: float) -> str:
@@ -162,14 +164,17 @@ def moving(name: str, moves: list[tuple[float, str]], seconds: float) -> str:
 
 
 def draw(screens: list[Screen]) -> str:
-    """Return screens as an SVG.
+    """Return screens as an SVG, which begins with the last one for those who look for a moment.
 
     A line of the screen is a window onto a column of all texts that it ever shows. The animation
     moves the column, so a text is drawn once, however many screens show it.
     """
+    moved = [screen._replace(start=screen.start + END) for screen in screens]
+    screens = [screens[-1]._replace(start=0.0), *moved]
     seconds = screens[-1].start + END
+    used = 1 + max(number for screen in screens for number in range(LINES) if screen.lines[number])
     styles = body = ""
-    for number in range(LINES):
+    for number in range(used):
         column: dict[str, int] = {}
         moves: list[tuple[float, str]] = []
         for screen in screens:
@@ -184,7 +189,8 @@ def draw(screens: list[Screen]) -> str:
     cursors = [f"{CELL * x:g}px,{ROW * y}px" for _, _, (x, y) in screens]
     starts = [screen.start for screen in screens]
     styles += moving("cursor", [*zip(starts, cursors, strict=True)], seconds)
-    sizes = {"width": WIDTH, "height": HEIGHT, "margin": MARGIN, "cell": CELL, "row": ROW}
+    sizes = {"width": WIDTH, "height": used * ROW + 2 * MARGIN, "margin": MARGIN}
+    sizes |= {"cell": CELL, "row": ROW}
     return PICTURE.format(seconds=seconds, styles=styles, body=body, **sizes)
 
 

@@ -301,6 +301,7 @@ def test_what_is_damaged_or_missing_hides_nothing_else(report: Report, tmp_path:
             assert "script" not in Read(text).tags and text.count("&lt;script") > 5
 
 
+@pytest.mark.slow
 def test_a_page_has_at_most_a_megabyte(report: Report, tmp_path: Path) -> None:
     name = "n" * 120
     run = write_run(tmp_path / name / name, **{f"{'s' * 1000}{n}": "&" * 1000 for n in range(20)})

@@ -141,6 +141,7 @@ def test_a_filter_that_refuses_jobs(site: Cluster, root: Path) -> None:
     assert rows["requeue"] == ("FAIL", "not run, because 'train multi_node' failed")
 
 
+@pytest.mark.slow
 def test_a_site_that_forbids_requeues(site: Cluster, root: Path) -> None:
     filter = site.folder / "job_submit.lua"
     try:

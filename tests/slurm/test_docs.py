@@ -11,12 +11,17 @@ import pages
 import pytest
 from PIL import Image
 from renderer import TEMPLATE
+from terminal import ENTER
 
+from scripts.record import PROMPT, Recorder, draw
+
+from .cluster import wait_for
 from .conftest import MakeProject
 from .jobs import Job
 
 # README.md shows these runs:
 #     PICTURE=docs/run pytest tests/slurm -k picture
+#     PICTURE=docs/job.svg pytest tests/slurm -k recording
 PICTURE = os.environ.get("PICTURE")
 LONG = ("--dataset=synthetic", "--epochs=1000")
 
@@ -70,7 +75,7 @@ def test_the_commands_of_the_page_on_slurm(make_project: MakeProject) -> None:
 @pytest.mark.shows("python -m demo report * --output *")
 @pytest.mark.slow
 def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_path: Path) -> None:
-    """A job is preempted, resumes and is drawn beside another. README.md shows figure and log."""
+    """A job is preempted, resumes and is drawn beside another, as README.md shows it."""
     project = make_project(trackers=[])
     length, before = ("--epochs=5", 600) if PICTURE else ("--max-steps=400", 50)
     if PICTURE:  # of the network as it is rendered
@@ -96,7 +101,41 @@ def test_the_picture_of_a_run(make_project: MakeProject, digits: list[str], tmp_
     with Image.open(picture) as image:
         assert min(image.size) > 200
 
-    (excerpt,) = re.findall(r"```text\n(.*?)```", (TEMPLATE / "README.md").read_text("utf-8"), re.S)
-    for line in excerpt.splitlines():
-        like = re.sub(r"\d+", r"\\d+", re.escape(line))
-        assert re.search(f"^{like}$", job.log, re.M), f"{line}\n{job.log}"
+
+@pytest.mark.slow
+def test_the_recording_of_a_job(make_project: MakeProject, tmp_path: Path) -> None:
+    """A job is submitted, preempted and resumed, as the user's terminal shows it."""
+    project = make_project(trackers=[])
+    cluster = project.cluster
+    # The default format of squeue is wider than the recording.
+    columns = {"SQUEUE_FORMAT": "%.6i %.9P %.9j %.3t %.6M %R"}
+    user = {**cluster.environment, **columns, "TERM": "linux", "PS1": PROMPT, "USER": "root"}
+    variables = [f"{name}={value}" for name, value in user.items()]
+    shell = ("env", "--ignore-environment", *variables, "bash", "--norc", "--noprofile")
+    terminal = Recorder(*cluster.enter, f"--wd={project.root}", "--", *shell)
+    terminal.wait_for(PROMPT)
+    terminal.settle(0.5)
+    terminal.run("sbatch slurm/train_cpu.sbatch --dataset synthetic --epochs 5")
+    submitted = re.search(r"Submitted batch job (\d+)", "\n".join(terminal.screen.display))
+    assert submitted
+    job = Job(project, submitted[1])
+    job.wait_for_step(50)
+    terminal.run("squeue --me", 1.5)
+    project.sbatch("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 15")
+    wait_for(lambda: job.restarts == 1, lambda: job.log)
+    terminal.type("# a job of higher priority comes", ENTER)
+    terminal.read()
+    terminal.settle(1)
+    terminal.run("squeue --me", 1.5)
+    terminal.run("grep stopped logs/*.out", 2.5)
+    job.wait_for_step(200)
+    terminal.run("squeue --me", 1.5)
+    terminal.run("grep resuming logs/*.out", 2)
+    assert job.wait().state == "COMPLETED", job.log
+    terminal.run("tail -n 1 logs/*.out", 0)
+    terminal.child.close()
+    shown = "\n".join(terminal.screen.display)
+    states = re.findall(rf"^ +{job.id} .* (R|PD) +\d", shown, re.M)
+    assert states == ["R", "PD", "R"], shown
+    assert "resuming" in shown and "accuracy" in shown, shown
+    Path(PICTURE or tmp_path / "job.svg").write_text(draw(terminal.screens))

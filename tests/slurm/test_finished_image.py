@@ -62,6 +62,7 @@ def test_it_trains_in_the_image(project: Project, tmp_path: Path) -> None:
     assert provenance["python"]["executable"] == f"{project.root}/container/env/bin/python"
 
 
+@pytest.mark.slow  # test_container.py stops jobs, too
 @pytest.mark.parametrize("project", ["pyxis"], indirect=True)
 def test_a_stopped_job_comes_back(project: Project) -> None:
     whole = submit(project, flags=("--epochs=1",))

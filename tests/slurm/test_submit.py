@@ -71,7 +71,10 @@ def test_a_job_evaluates(projects: dict[str, Project], launcher: str) -> None:
     assert len(errors) == 1 and "did you mean 'evaluate'?" in errors[0], failed.log
 
 
-@pytest.mark.parametrize(("launcher", "cpus_per_task"), [("srun", 2), ("torchrun", 4)])
+@pytest.mark.parametrize(
+    ("launcher", "cpus_per_task"),
+    [("srun", 2), pytest.param("torchrun", 4, marks=pytest.mark.slow)],
+)
 def test_loading_workers_for_the_cpus_of_a_rank(
     projects: dict[str, Project], launcher: str, cpus_per_task: int
 ) -> None:

@@ -43,7 +43,7 @@ def log_start(settings: Settings, world: World, loader: StepLoader) -> None:
     for rank, far in enumerate(world.gather(topology.far_from(gpu_properties(world.device)))):
         if far and world.is_main:
             who = f"rank {rank} on {world.hostnames[rank]}"
-            log.warning("%s: %s: see 'Cores near the GPU' in docs/speed-and-memory.md", who, far)
+            log.warning("%s: %s: see docs/speed-and-memory.md", who, far)
 
 
 def log_resume(path: Path, state: Mapping[str, Any], settings: Settings, world: World) -> None:

@@ -96,8 +96,7 @@ def _gpus(torch: ModuleType) -> Iterator[Finding]:
     for index in range(seen):
         torch.zeros(1, device=f"{kind}:{index}")  # raises if the GPU is broken or in use
         if far := topology.far_from(gpus.get_device_properties(index)):
-            hint = "see 'Cores near the GPU' in docs/speed-and-memory.md"
-            yield Finding("warning", "cores", f"{far}: {hint}")
+            yield Finding("warning", "cores", f"{far}: see docs/speed-and-memory.md")
     if not seen and (old := driver.too_old(torch.version.cuda)):
         yield Finding("error", "GPUs", old)
     elif given > seen:
