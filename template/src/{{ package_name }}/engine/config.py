@@ -6,7 +6,6 @@ The defaults are here and in settings.py.
 import argparse
 import dataclasses
 import difflib
-import functools
 import os
 import re
 from collections import Counter
@@ -39,12 +38,16 @@ PATHS = ("run_root", "run_dir", "resume", "data_dir", "init_from")
 T = TypeVar("T")
 
 
-@functools.cache
-def _checks(settings: type) -> "TypeAdapter[Any]":
-    """Return what checks and dumps settings of a class; pydantic takes 0.04 s to make it."""
+_ADAPTERS: "dict[type, TypeAdapter[Any]]" = {}
+
+
+def _adapter(settings: type) -> "TypeAdapter[Any]":
+    """Return what checks and dumps settings of a class, which takes pydantic 0.04 s to make."""
     from pydantic import TypeAdapter  # --help does not need it
 
-    return TypeAdapter(settings)
+    if settings not in _ADAPTERS:
+        _ADAPTERS[settings] = TypeAdapter(settings)
+    return _ADAPTERS[settings]
 
 
 def full_path(name: str, path: str) -> str:
@@ -297,7 +300,7 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that YAML and JSON can hold."""
-        values: dict[str, Any] = _checks(type(self)).dump_python(self, mode="json")
+        values: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
         # Each job has another folder for staged files, so the paths begin with $STAGED instead.
         return moved(values, os.environ.get("STAGED") or "$STAGED", "$STAGED")
 
@@ -360,7 +363,7 @@ class Settings:
 
         values = moved(values, "$STAGED", os.environ.get("STAGED") or "$STAGED")
         try:
-            settings = _checks(cls).validate_python(values)
+            settings = _adapter(cls).validate_python(values)
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
             # pydantic reports an error for each type that the setting may have.
