@@ -1,7 +1,6 @@
 """Sweeps run on a cluster: their ranks, their workers, and jobs that end before them."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
