@@ -319,6 +319,42 @@ def test_the_log_says_how_long_a_requeued_job_waits(
     assert "not requeued" in log and "for at least" not in log
 
 
+GOOD = "0, GPU-a, 0, No, No, Not Active, Not Active"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "others", "code", "named"),
+    [
+        ([GOOD], "", 0, []),
+        # GPUs without ECC, of an old driver, and in MIG mode.
+        (["0, GPU-a, [N/A], [N/A], [N/A], [Not Supported], [Not Supported]"], "", 0, []),
+        (["Failed to initialize NVML: Function Not Found"], "", 13, []),
+        ([GOOD, "1, GPU-b, 3, No, No, Not Active, Not Active"], "", 0, ["GPU 1 (GPU-b)"]),
+        (["0, GPU-a, 0, Yes, No, Not Active, Not Active"], "", 0, ["GPU 0 (GPU-a)"]),
+        (["0, GPU-a, 0, No, Yes, Not Active, Not Active"], "", 0, ["GPU 0 (GPU-a)"]),
+        (["0, GPU-a, 0, No, No, Active, Active"], "", 0, ["GPU 0 (GPU-a)"] * 2),
+        ([GOOD, GOOD.replace("a,", "b,")], "GPU-b, 4321", 0, ["GPU 0 (GPU-b)"]),
+        (["Unable to determine the device handle: GPU is lost"], "", 15, ["is lost"]),
+    ],
+)
+def test_faults_of_gpus_are_named(
+    tmp_path: Path, gpus: list[str], others: str, code: int, named: list[str]
+) -> None:
+    """With what NVIDIA's command prints about them, or its exit code."""
+    command, shown = tmp_path / "nvidia-smi", "\n".join(gpus)
+    asked = f"[[ $1 == --query-gpu=* ]] && echo '{shown}' || echo '{others}'"
+    command.write_text(f"#!/bin/bash\n{asked}\nexit {code}\n")
+    command.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n7"}
+    script = TEMPLATE / "template/slurm/preflight.sh"
+    done = subprocess.run(["bash", script], env=env, capture_output=True, text=True, check=True)
+    found = done.stdout.splitlines()
+    assert all(line.startswith("n7: ") for line in found)
+    assert len(found) == len(named)
+    assert all(name in line for name, line in zip(named, found, strict=True))
+    assert bool(done.stderr) == (code == 13)
+
+
 @pytest.mark.parametrize(("most", "asked"), [("3", ["requeue 123456"]), ("2", [])])
 def test_the_guard_of_a_killed_batch_shell_keeps_to_the_cap(
     srun: Submission, most: str, asked: list[str]

@@ -1,6 +1,10 @@
 """Lost ranks start again in the same allocation, up to the limit."""
 
 import json
+import os
+from pathlib import Path
+
+import pytest
 
 from .cluster import wait_for
 from .conftest import MakeProject
@@ -59,6 +63,34 @@ def test_a_job_leaves_the_node_on_which_ranks_died_twice(
     assert "rank died twice" in job.log
     assert "job avoids n1" in job.log
     assert not left_over(projects["srun"])
+
+
+NVIDIA_SMI = """\
+#!/bin/bash
+[[ $1 == --query-gpu=* ]] || exit
+errors=0
+[[ $SLURMD_NODENAME != n1 ]] || errors=2
+echo "0, GPU-of-$SLURMD_NODENAME, $errors, No, No, Not Active, Not Active"
+"""
+
+
+@pytest.mark.parametrize("gpu_request", ["gpus_per_node", "gpus_per_task"])
+def test_a_job_leaves_a_node_with_a_bad_gpu_before_it_trains(
+    make_project: MakeProject, tmp_path: Path, gpu_request: str
+) -> None:
+    project = make_project(gpu_request=gpu_request, gpus_per_node=1, trackers=[])
+    command = tmp_path / "nvidia-smi"
+    command.write_text(NVIDIA_SMI)
+    command.chmod(0o755)
+    env = {"PREFLIGHT": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ("slurm/train_single_node.sbatch", "--device=cpu", "--dataset=synthetic")
+    job = project.sbatch(*script, **env).wait()
+    assert (job.state, job.restarts, job.facts["ExitCode"]) == ("FAILED", 0, "76:0"), job.log
+    assert "GPU-of-n1" in job.log and "--exclude=n1" in job.log and not job.run_dir.exists()
+    job = project.sbatch(*script, "--max-steps=5", **env, EXCLUDE_BAD_NODES="1")
+    assert job.summary["hostnames"] == ["n2"]
+    assert (job.restarts, job.facts["ExcNodeList"]) == (1, "n1")
+    assert not left_over(project)
 
 
 def test_ranks_that_hang_start_again_up_to_the_cap(make_project: MakeProject) -> None:

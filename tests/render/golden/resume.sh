@@ -74,6 +74,16 @@ note_death() {
     (($(grep -cxF "$died" "$deaths") != 2)) || echo "$died" >>"$BAD_NODES_FILE"
 }
 
+# gpus_work: succeeds unless a GPU of the job has a fault. Its node is then bad.
+gpus_work() {
+    local faults nodes=$SLURM_JOB_NUM_NODES
+    faults=$(srun --overlap --mem=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=1 --mpi=none bash "${slurm_dir:?}/preflight.sh") || true
+    [[ -n $faults ]] || return 0
+    printf '%s\n' "$faults"
+    cut --delimiter=: --fields=1 <<<"$faults" >>"$BAD_NODES_FILE"
+    return 1
+}
+
 # may_restart COMMAND: succeeds if the ranks can start again in this allocation; else sets `why`.
 may_restart() {
     local state restarts preempted end seconds nodes=$SLURM_JOB_NUM_NODES
@@ -135,13 +145,14 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 # The job goes back to the queue after 75, and after a code above 128 if the ranks do not start again. The
 # run then resumes from its newest checkpoint.
 run_resumable() {
-    local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job
+    local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job unfit=""
     if [[ ${command:-train} != train ]]; then # other commands save no checkpoint
         FAILURE_FILE='' BAD_NODES_FILE='' "$@"
         return
     fi
     [[ ${MAX_REQUEUES:-10} =~ ^(0|[1-9][0-9]*)$ ]] || fail "MAX_REQUEUES is '$MAX_REQUEUES', not a number such as 10"
     [[ ${EXCLUDE_BAD_NODES:-0} =~ ^[01]$ ]] || fail "EXCLUDE_BAD_NODES is '$EXCLUDE_BAD_NODES': it must be 0 or 1"
+    [[ ${PREFLIGHT:-0} =~ ^[01]$ ]] || fail "PREFLIGHT is '$PREFLIGHT': it must be 0 or 1"
     [[ ${RESTARTS_IN_JOB:-2} =~ ^(0|[1-9][0-9]*)$ ]] || fail "RESTARTS_IN_JOB is '$RESTARTS_IN_JOB', not a number such as 2"
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
@@ -154,7 +165,8 @@ run_resumable() {
     # Slurm also signals the ranks. This shell must run until they have ended.
     trap : TERM
     log=$(readlink /proc/self/fd/2)
-    while true; do
+    ((gpus == 0 || ${PREFLIGHT:-0} == 0)) || gpus_work || status=76 unfit=1
+    while [[ -z $unfit ]]; do
         [[ -f $log ]] || log=/dev/null
         size=$(stat --format=%s "$log") begun=$SECONDS status=0
         PAID_SINCE=$paid_since RUN_NUMBER=$trainings RESTART_IN_JOB=$restarted "$@" || status=$?
@@ -183,6 +195,8 @@ run_resumable() {
         requeue "stopped after a checkpoint"
     elif ((status > 128)); then
         requeue "a rank or its launcher was killed (exit code $status)"
+    elif [[ -n $unfit && ${EXCLUDE_BAD_NODES:-0} == 1 ]]; then
+        requeue "not started because of a bad GPU"
     fi
     [[ ! -s $BAD_NODES_FILE ]] || treat_bad_nodes
     [[ -n $back ]] || rm -f "$BAD_NODES_FILE" "${BAD_NODES_FILE/bad-nodes/died}"
