@@ -34,7 +34,7 @@ CEILINGS = {
     "engine/data": 450,
     "engine/ranks": 640,
     "engine/run": 935,
-    "plugins": 860,
+    "plugins": 910,
     "tools": 4000,
     "trackers": 900,
     "": 605,

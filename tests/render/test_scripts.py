@@ -156,6 +156,35 @@ def test_arguments_and_environment_reach_the_ranks(srun: Submission) -> None:
     assert not [line for line in srun.noted("srun.env") if line.startswith(("RANK=", "WORLD_SIZE"))]
 
 
+@pytest.mark.parametrize(
+    ("answers", "job", "options"),
+    [
+        ({}, {"SLURM_MEM_PER_CPU": "100"}, "cpus-per-task mem"),
+        ({"memory": "64G"}, {"SLURM_MEM_PER_NODE": "65536"}, "cpus-per-task mem"),
+        ({}, {}, "cpus-per-task"),  # Slurm does not count memory here
+        ({"memory": "4G", "memory_scope": "cpu"}, {"SLURM_MEM_PER_CPU": "4096"}, "cpus-per-task"),
+        ({"task_options": "srun"}, {"SLURM_MEM_PER_CPU": "100"}, None),
+    ],
+)
+def test_the_ranks_know_what_the_next_job_may_change(
+    render: Renderer,
+    tmp_path: Path,
+    answers: dict[str, str],
+    job: dict[str, str],
+    options: str | None,
+) -> None:
+    """sbatch refuses --mem for a script with --mem-per-cpu; some sites refuse more."""
+    answers = {"setup": "full", "signal_lead_seconds": 77, **answers}
+    project = submission(render, tmp_path / "project", **answers)
+    job |= {"SLURM_CPUS_ON_NODE": "64"}
+    for times, limit in (("1000 4600", "3600"), ("1000 N/A", ""), ("", "")):
+        code, log = project.run("train_multi_node", **job, JOB_STATE=times)
+        assert code == 0, log
+        known = dict(line.split("=", 1) for line in project.noted("srun.env") if "=" in line)
+        assert known.get("NEXT_OPTIONS") == options
+        assert (known["TIME_LIMIT"], known["SIGNAL_LEAD"]) == (limit, "77")
+
+
 def test_another_command_than_train_runs_on_the_same_resources(srun: Submission) -> None:
     array = {"SLURM_ARRAY_JOB_ID": "123450", "SLURM_ARRAY_TASK_ID": "7"}
     words = ("evaluate", "runs/a b", "--split", "validation")

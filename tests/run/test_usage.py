@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from cgroups import limited
 
 from .conftest import PACED, Launch, edited, srun
 
 GIB = 2**30
-CGROUPS = Path("/sys/fs/cgroup")
+Lines = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -32,23 +33,18 @@ def usage(project: Path) -> ModuleType:
 
 
 @pytest.fixture
+def lines(project: Path) -> Lines:
+    """The function that says what a run cost."""
+    from demo.plugins.usage.lines import lines
+
+    return lines
+
+
+@pytest.fixture
 def cgroups() -> Iterator[list[Path]]:
     """Folders of a cgroup with a limit of 3 GiB, which processes can be moved to."""
-    first = (CGROUPS / "memory").is_dir()  # the first version of cgroups
-    roots = [CGROUPS / "memory", CGROUPS / "cpuacct"] if first else [CGROUPS]
-    folders = [root / f"test-usage-{os.getpid()}" for root in roots]
-    try:
-        for folder in folders:
-            folder.mkdir()
-        limit = "memory.limit_in_bytes" if first else "memory.max"
-        (folders[0] / limit).write_text(str(3 * GIB))
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
-    yield folders
-    for folder in folders:
-        while (folder / "cgroup.procs").read_text():  # Python's helpers end after their processes
-            time.sleep(0.05)
-        folder.rmdir()
+    with limited(3 * GIB) as folders:
+        yield folders
 
 
 def attempts(run_dir: Path) -> list[dict[str, Any]]:
@@ -87,7 +83,7 @@ def test_the_wait_for_data_is_that_of_the_slowest_rank(project: Path, tmp_path: 
         "time.sleep(0.05 * int(__import__('os').environ['SLURM_PROCID']))\n"
         "                    self.ahead = list(islice(",
     )
-    module = slow / "src/demo/plugins/usage/costs.py"
+    module = slow / "src/demo/plugins/usage/lines.py"
     module.write_text(module.read_text().replace("LEAST = 60.0", "LEAST = 1.0"))
     job = srun(slow, tmp_path / "run", 2, "--max-steps=40").wait()
     found = job.summary["usage"]
@@ -342,7 +338,7 @@ RANK: dict[str, Any] = {
     ],
 )
 def test_advice_is_given_where_it_is_plain(
-    usage: ModuleType, changes: dict[str, float], advice: str
+    usage: ModuleType, lines: Lines, changes: dict[str, float], advice: str
 ) -> None:
     both = changes if "data_seconds" not in changes else {}
     seconds = {**dict.fromkeys(usage.PARTS, 0.0), "steps": 100.0}
@@ -353,16 +349,95 @@ def test_advice_is_given_where_it_is_plain(
         ranks=[usage.Rank(**{**RANK, **both}), usage.Rank(**{**RANK, **changes})],
     )
     cost.job = "7"
-    said = usage.lines(cost)[-1]
+    said = lines(cost, True)[-1]
     assert re.match(f"advice: {advice}" if advice else "CPUs: ", said)
     if "data_seconds" not in changes and "gpu_seconds" not in changes:
         cost.job = None  # nobody was asked for cores and memory
-        assert ("advice" in usage.lines(cost)[-1]) == ("gpu_gib" in changes)
+        assert ("advice" in lines(cost, True)[-1]) == ("gpu_gib" in changes)
     cost.seconds = {**seconds, "steps": 30.0}
-    assert "advice" not in usage.lines(cost)[-1]
+    assert "advice" not in lines(cost, True)[-1]
 
 
-def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
+# A run of 70 minutes in a job of 4 hours, which has 64 GiB, and 8 cores for each of its two ranks.
+ASKED: dict[str, Any] = {
+    **{"began": 0, "wall_seconds": 4200.0, "cpus": 16, "job": "7", "workers": 2},
+    **{"options": ["cpus-per-task", "mem"], "task_cpus": 8},
+    **{"limit_seconds": 4 * 3600.0, "lead_seconds": 120.0},
+}
+LITTLE: dict[str, Any] = {**RANK, "cpu_seconds": 310.0, "gib": 8.1, "node_gib": 14.0}
+CHANGED = {
+    # 1.25 times the memory of both ranks, in GiB; the time and the lead in 10 minutes; the cores.
+    "all": ({}, {}, {"mem": "21G", "time": "01:40:00", "cpus-per-task": "4"}),
+    "the node's peak": ({}, {"node_gib": 16.3}, {"mem": "21G"}),
+    "a higher one": ({}, {"node_gib": 16.9}, {"mem": "22G"}),
+    "nearly all memory": ({}, {"node_gib": 51.3}, {"mem": None, "cpus-per-task": None}),
+    "just less": ({}, {"node_gib": 50.3}, {"mem": "63G"}),
+    "no limit of memory": ({}, {"node_limit_gib": 0.0}, {"mem": None, "cpus-per-task": "4"}),
+    "two nodes": ({}, {"host": "n2"}, {"mem": "18G"}),
+    "a small node": ({}, {"host": "n2", "node_limit_gib": 18.0}, {"mem": None}),
+    "memory of cores": ({"options": ["cpus-per-task"]}, {}, {"mem": None, "cpus-per-task": "4"}),
+    "much of cores": (
+        {"options": ["cpus-per-task"]},
+        {"node_gib": 32.1},
+        {"mem": None, "cpus-per-task": "6"},
+    ),
+    "no option": ({"options": []}, {}, {"mem": None, "cpus-per-task": None, "time": "01:40:00"}),
+    "whole nodes": ({"cpus": 64}, {}, {"mem": None, "cpus-per-task": None, "time": "01:40:00"}),
+    "workers": ({"workers": 6}, {}, {"cpus-per-task": "7"}),
+    "all workers": ({"workers": 7}, {}, {"cpus-per-task": None}),
+    "idle cores": ({"workers": 0}, {"cpu_seconds": 0.0}, {"cpus-per-task": "1"}),
+    "busy cores": ({}, {"cpu_seconds": 570.0}, {"cpus-per-task": None}),
+    "torchrun": ({"task_cpus": 16}, {}, {"cpus-per-task": "8"}),
+    "a long lead": ({"lead_seconds": 900.0}, {}, {"time": "01:50:00"}),
+    "a time that is just left": ({"limit_seconds": 6001.0}, {}, {"time": "01:40:00"}),
+    "no time left": ({"limit_seconds": 6000.0}, {}, {"time": None}),
+    "no time limit": ({"limit_seconds": 0.0}, {}, {"time": None}),
+    "days": ({"wall_seconds": 9e4, "limit_seconds": 2e5}, {}, {"time": "31:20:00"}),
+    "no job": ({"job": None}, {}, None),
+}
+
+
+@pytest.mark.parametrize("changes", CHANGED.values(), ids=CHANGED)
+def test_the_next_job_asks_for_less_but_enough(
+    usage: ModuleType,
+    lines: Lines,
+    changes: tuple[dict[str, Any], dict[str, Any], dict[str, str | None] | None],
+) -> None:
+    of_job, of_rank, expected = changes
+    seconds = {**dict.fromkeys(usage.PARTS, 0.0), "steps": 590.0, "data": 10.0}
+    ranks = [usage.Rank(**{**LITTLE, "cpu_seconds": 70.0}), usage.Rank(**{**LITTLE, **of_rank})]
+    cost = usage.Usage(**{**ASKED, **of_job}, seconds=seconds, ranks=ranks)
+    asked = next_time(lines(cost, True))
+    if expected is None:
+        assert not asked
+        return
+    assert {name: asked.get(name) for name in expected} == expected
+    # What the last line asks for is not said in another one.
+    advised = [each for each in lines(cost, True) if each.startswith("advice")]
+    assert not (advised and "ask for" in advised[0] and {"mem", "cpus-per-task"} <= asked.keys())
+    assert not next_time(lines(cost, False))  # a run that failed may need more
+    cost.seconds["steps"] = 589.0
+    assert not next_time(lines(cost, True))
+
+
+def next_time(said: list[str]) -> dict[str, str]:
+    """Return the options of sbatch in the last line of a run's cost."""
+    return dict(re.findall(r"--([a-z-]+)=(\S+)", said[-1] if "sbatch" in said[-1] else ""))
+
+
+def test_attempts_of_other_sizes_name_no_time(usage: ModuleType, tmp_path: Path) -> None:
+    """Their times do not add up to that of a run on the ranks of the last one."""
+    (tmp_path / "attempts").mkdir()
+    rank = usage.Rank(**RANK)
+    for ranks, limit in ((2, 3600), (2, 3600), (1, 0)):
+        number = len(usage.read(tmp_path)) + 1
+        (tmp_path / f"attempts/{number}.json").touch()
+        content = asdict(usage.Usage(**ASKED | {"limit_seconds": 3600.0}, ranks=[rank] * ranks))
+        (tmp_path / f"attempts/{number}-usage.json").write_text(json.dumps(content))
+        assert usage.total(tmp_path).limit_seconds == limit
+
+
+def test_the_ranks_are_told_apart(usage: ModuleType, lines: Lines) -> None:
     seconds = {**dict.fromkeys(usage.PARTS, 1.0), "steps": 94.0, "profile": 0.0}
     idle: dict[str, Any] = {
         **RANK,
@@ -389,10 +464,10 @@ def test_the_ranks_are_told_apart(usage: ModuleType) -> None:
         r"GPUs: busy 70% \(50% on rank 1, 90% on rank 0\) .*75.0 of 80.0 GiB on rank 1\n"
         r"CPUs: busy 6.0 \(5.0 on rank 1, 7.0 on rank 0\) of 8 .*50.0 of 64.0 GiB on n1"
     )
-    assert re.fullmatch(expected, "\n".join(usage.lines(cost)))
+    assert re.fullmatch(expected, "\n".join(lines(cost, True)))
 
 
-def test_damaged_files_do_not_count(usage: ModuleType, tmp_path: Path) -> None:
+def test_damaged_files_do_not_count(usage: ModuleType, lines: Lines, tmp_path: Path) -> None:
     folder = tmp_path / "attempts"
     folder.mkdir()
     whole = asdict(usage.Usage(began=1.0, wall_seconds=60, ranks=[usage.Rank(**RANK)]))
@@ -407,5 +482,5 @@ def test_damaged_files_do_not_count(usage: ModuleType, tmp_path: Path) -> None:
     assert [each.wall_seconds for each in usage.read(tmp_path).values()] == [60]
     strange = {**whole, "rates": {"\033[2J": 1.0}, "ranks": [{**RANK, "host": "\033[2J"}]}
     (folder / "1-usage.json").write_text(json.dumps(strange))
-    assert "\033" not in "".join(usage.lines(usage.total(tmp_path)))
+    assert "\033" not in "".join(lines(usage.total(tmp_path), True))
     assert usage.total(tmp_path / "none") is None

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cgroups import limited, set_limit
 from renderer import render_project, shrink
 
 from . import accounts
@@ -41,6 +43,11 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Proje
     set_up(root)
     # What comes before the ranks is paid, too, such as modules that take long to load.
     (root / "slurm/site.sh").write_text("sleep 4\n")
+    # A run of seconds, too, says what to ask for next time.
+    lines = root / "src/demo/plugins/usage/lines.py"
+    text = lines.read_text()
+    assert "\nENOUGH = 600.0" in text
+    lines.write_text(text.replace("\nENOUGH = 600.0", "\nENOUGH = 0.0"))
     return Project(cluster, root)
 
 
@@ -126,6 +133,38 @@ def test_hours_and_energy_are_those_of_slurm(project: Project) -> None:
     assert total.split()[:3] == ["total", "1", "2"]
     assert known.split() == ["of", "attempts", *["2"] * 6]
     assert row["status"] == "finished" and float(row["best_score"]) > 0.5
+
+
+def test_the_next_job_runs_with_what_the_last_line_asks_for(project: Project) -> None:
+    """Each rank joins a group with a limit, since these nodes do not limit the memory of jobs."""
+    site = project.root / "slurm/site.sh"
+    kept, join = site.read_text(), project.root / "join.sh"
+    script = ("--ntasks-per-node=1", "slurm/train_cpu.sbatch", *FLAGS, "--max-steps=40")
+    with limited(8 * 2**30) as (group, *_):
+        join.write_text(f"#!/bin/sh\necho $PPID >{group}/cgroup.procs\n")
+        join.chmod(0o755)
+        site.write_text(f"export SLURM_TASK_PROLOG={join}\n")
+        try:
+            first = project.sbatch("--mem=8G", "--time=30", "--cpus-per-task=4", *script)
+            options = next_time(first)
+            names = [each.split("=")[0] for each in options]
+            assert names == ["--mem", "--time", "--cpus-per-task"]
+            project.cluster.run("sbatch", "--test-only", *options, *script, cwd=project.root)
+            set_limit(group, memory := options[0].split("=")[1])
+            second = project.sbatch(*options, *script)
+            assert second.summary["global_step"] == 40
+        finally:
+            site.write_text(kept)
+    before, now = first.facts, second.facts
+    assert int(now["NumCPUs"]) < int(before["NumCPUs"])
+    assert (before["TimeLimit"], now["TimeLimit"]) == ("00:30:00", "00:10:00")
+    assert (before["MinMemoryNode"], now["MinMemoryNode"]) == ("8G", memory)
+
+
+def next_time(job: Job) -> list[str]:
+    """Return the options of sbatch in the last line of a run's cost."""
+    assert job.summary["global_step"] == 40
+    return re.findall(r"--[a-z-]+=\S+", "".join(re.findall("next time: sbatch.*", job.log)))
 
 
 @pytest.mark.slow

@@ -72,6 +72,11 @@ command -v module >/dev/null ||
     fail "the module command is missing on $(hostname), also in a login shell: look for an exit, an exec or an error in ~/.bash_profile, or define it there"
 module purge
 
+# The options that the next job may change, for the costs of a run. sbatch refuses --mem if the script has
+# --mem-per-cpu or --mem-per-gpu, and a site may refuse it where Slurm does not count memory.
+export NEXT_OPTIONS="cpus-per-task"
+[[ -z ${SLURM_MEM_PER_NODE:-}${SLURM_MEM_PER_CPU:-} ]] || grep -qs "^#SBATCH.* --mem-per-" "$0" || NEXT_OPTIONS+=" mem"
+
 # A job that is submitted inside another job inherits the requests of that job, and srun would read them
 # as its options. Without options, a step gets all resources of its job.
 for name in MEM_PER_{CPU,GPU,NODE} GPUS{,_PER_NODE,_PER_SOCKET,_PER_TASK} CPUS_PER_GPU TRES_PER_TASK \

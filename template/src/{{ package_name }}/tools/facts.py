@@ -19,7 +19,7 @@ from . import optional
 from .survey import Run, commit_of, disk_usage, read, read_settings
 from .text import aligned, as_text, duration, local_time
 
-usage = optional("plugins.usage.costs")
+usage, said = map(optional, ("plugins.usage.costs", "plugins.usage.lines"))
 WIDTH = 106  # characters of the second column
 MOST_ATTEMPTS = 5
 APART = ("hostnames", "usage")  # keys of summary.json that have lines of their own
@@ -35,16 +35,15 @@ def about(run: Run) -> dict[str, list[str]]:
     best = f"{state.get('best_metric')} {as_text(score)} at step {state.get('best_step')}"
     defaults = Settings().as_dict() | {name: given.get(name) for name in ("run_dir", "ranks")}
     made, results = _described(folder), read(folder / "summary.json")
-    for name in APART:
-        results.pop(name, None)
+    cost = usage.total(folder) if usage else None
     return {
         "run": [str(folder.resolve())],
         "status": ["; ".join(filter(None, (run.status, silence, run.note)))],
         "warnings": [str(each) for each in state.get("warnings", [])],
         "step": [f"{state.get('step', '?')}, {state.get('progress', 0):.0%}"],
         "best": ["none" if score is None else best],
-        "results": [_joined(results)],
-        "usage": usage.lines(cost) if usage and (cost := usage.total(folder)) else [],
+        "results": [_joined({n: v for n, v in results.items() if n not in APART})],
+        "usage": said.lines(cost, run.status == "finished") if said and cost else [],
         "attempts": list(_attempts(folder)),
         "settings": [_joined({n: v for n, v in given.items() if v != defaults.get(n)})],
         "commit": [made["commit"].replace("+", " with uncommitted changes")],

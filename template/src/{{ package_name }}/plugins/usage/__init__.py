@@ -1,6 +1,7 @@
 """Measures what a run costs and where its time goes: attempts/N-usage.json, the end of the log.
 
-machine.py samples the resources of a rank. costs.py adds them up over ranks and attempts.
+machine.py samples the resources of a rank. costs.py adds them up over ranks and attempts. lines.py
+says what they mean.
 """
 
 import dataclasses
@@ -49,14 +50,14 @@ class Plugin:
         """Add the usage of all attempts to summary.json, and log it."""
         self._gather()
         if training.world.is_main:
-            summary["usage"] = self._log()
+            summary["usage"] = self._log(finished=True)
 
     def on_end(self, training: "Training", status: str, _error: BaseException | None) -> None:
         """Log the usage of a run that was stopped or has failed."""
         if status == "preempted":
             self._gather()
         if status != "finished" and training.world.is_main:
-            self._log()
+            self._log(finished=False)
 
     def on_close(self, training: "Training", _error: BaseException | None) -> None:
         """End the sampling, and write the usage of the whole attempt."""
@@ -69,14 +70,15 @@ class Plugin:
         self.machine.sample()
         self.ranks = self.training.world.gather(self.machine.describe())
 
-    def _log(self) -> dict[str, Any]:
+    def _log(self, finished: bool) -> dict[str, Any]:
         """Log and return the usage of all attempts."""
-        from .costs import lines, total
+        from .costs import total
+        from .lines import lines
 
         self._write()
         # If the disk is full, only this attempt is known.
         usage = total(self.training.checkpointing.run_dir) or self.file.usage
-        for line in lines(usage):
+        for line in lines(usage, finished):
             log.info("%s", line)
         return dataclasses.asdict(usage)
 
