@@ -32,10 +32,10 @@ ROOMS = ("engine/data", "engine/ranks", "engine/run", "engine", "plugins", "tool
 CEILINGS = {
     "engine": 2260,
     "engine/data": 450,
-    "engine/ranks": 640,
-    "engine/run": 935,
+    "engine/ranks": 655,
+    "engine/run": 940,
     "plugins": 910,
-    "tools": 4000,
+    "tools": 4080,
     "trackers": 900,
     "": 605,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run.conftest import command, spawn, tasks
 
-from .conftest import DEVICE, GPUS, RANKS, Figure, start, train
+from .conftest import DEVICE, GPUS, RANKS, Figure, machine, start, train
 
 PACE = {"STEP_SECONDS": "0.02"}
 EXACT = ("--deterministic", "--max-steps=60", "--checkpoint-every=10", "--log-every=1")
@@ -45,7 +45,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
 
 def test_all_precisions_learn(digits: Path, tmp_path: Path) -> None:
-    """Synthetic digits are easy: 300 steps of the example suffice, on a CPU as on a GPU."""
+    """Synthetic digits are easy: 300 steps of the example suffice, on a CPU as on a GPU.
+
+    The run folder names the GPU and its software.
+    """
     for name, flags in {
         "fp32": (),
         "bf16": ("--precision=bf16",),
@@ -53,6 +56,10 @@ def test_all_precisions_learn(digits: Path, tmp_path: Path) -> None:
         "--compile": ("--compile",),
     }.items():
         assert train(digits, tmp_path / name, "--max-steps=300", *flags)["test_accuracy"] > 0.9
+    found, here = json.loads((tmp_path / "fp32/provenance.json").read_text())["gpu"], machine()
+    names = {"gpu": "name", "driver": "driver", "cuda": "cuda", "nccl": "nccl"}
+    assert found.keys() >= {*names.values()} if GPUS else found == {}
+    assert all(found[name] == here[key] for key, name in names.items() if found)
 
 
 def test_the_other_commands_work_on_the_device(digits: Path, tmp_path: Path) -> None:

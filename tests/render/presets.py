@@ -1,4 +1,4 @@
-"""Reads the lines at the top of each preset in sites/."""
+"""Reads the lines at the top of each preset in sites/, and the records of their sites."""
 
 import re
 from collections.abc import Iterable
@@ -8,9 +8,19 @@ from pathlib import Path
 
 from renderer import TEMPLATE
 
+from scripts import site_record
+
 # The address of a page, with or without https://.
 ADDRESS = re.compile(r"(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/[\w./?=&-]+")
 LONG_AGO = timedelta(days=365)
+VERSIONS = {
+    "torch": "torch",
+    "cuda": "CUDA",
+    "hip": "HIP",
+    "nccl": "NCCL",
+    "driver": "driver",
+    "slurm": "Slurm",
+}
 
 
 @dataclass(frozen=True)
@@ -56,3 +66,16 @@ def read_all() -> list[Preset]:
 def not_compared_for_a_year(presets: Iterable[Preset], today: date) -> list[str]:
     """Return the names of the presets that nobody has compared with their pages for a year."""
     return [preset.name for preset in presets if today - preset.compared > LONG_AGO]
+
+
+def ran(file: Path) -> str:
+    """Return what the table of sites says about a record, "never" if there is none."""
+    if not file.exists():
+        return "never"
+    record = site_record.read(file)
+    results = [each["result"] for each in record["checks"]]
+    words = [f"{record['date']}: {results.count('pass')} of {len(results)} checks passed"]
+    gpus = f"{record.get('gpus_per_node')} × {record.get('gpu', 'unknown GPU')} a node"
+    words += [gpus if "gpus_per_node" in record else "no GPU"]
+    words += [f"{shown} {record[name]}" for name, shown in VERSIONS.items() if name in record]
+    return ", ".join(words)

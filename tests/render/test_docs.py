@@ -55,14 +55,16 @@ def test_the_tables_of_variants_and_targets_are_current(
 
 
 def test_the_table_of_sites_is_current(pytestconfig: pytest.Config) -> None:
-    """It is made of what is at the top of each preset; tests/slurm/test_sites.py takes them all."""
+    """It is made of the presets' first lines, and records; tests/slurm/test_sites.py takes all."""
     rows = []
     for preset in presets.read_all():
         done = ["submitted", "trained"]
         if list(TEMPLATE.glob(f"tests/slurm/sites/*/{preset.name}.lua")):
             done.append("refused without preset")
         link = f"[{preset.name}.yml](../sites/{preset.name}.yml)"
-        rows.append((preset.about, link, str(preset.compared), preset.unusual, ", ".join(done)))
+        ran = presets.ran(TEMPLATE / f"sites/records/{preset.name}.json")
+        cells = preset.about, link, str(preset.compared), preset.unusual, ", ".join(done), ran
+        rows.append(cells)
     golden(pytestconfig, "sites.md", with_rows("sites.md", "| site |", rows))
 
 

@@ -1,13 +1,17 @@
 """Each preset names its sources and its date, and the issue form asks for the same."""
 
+import json
+import shutil
+import subprocess
+import sys
 import warnings
 from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
-from presets import Preset, not_compared_for_a_year, read_all
-from renderer import TEMPLATE
+from presets import Preset, not_compared_for_a_year, ran, read_all
+from renderer import TEMPLATE, copy_template
 
 FORM = TEMPLATE / ".github/ISSUE_TEMPLATE/site.yml"
 HEAD = '# A machine. From "Jobs"{}, compared {}.\n# To be answered: account.\nnodes: 2\n'
@@ -83,7 +87,7 @@ def test_the_form_for_a_preset_is_one_of_github() -> None:
     ids = [field["id"] for field in fields]
     labels = [field["attributes"]["label"] for field in fields]
     assert len(ids) == len(set(ids)) and len(labels) == len(set(labels))
-    assert ids == ["site", "page", "answers", "refuses", "tried", "probe"]
+    assert ids == ["site", "page", "answers", "refuses", "tried", "record", "probe"]
     for each in form["body"]:
         known = {"type", "id", "attributes", "validations"}
         assert each.keys() <= known and each["type"] in ("markdown", "input", "textarea")
@@ -98,3 +102,101 @@ def test_the_form_for_a_preset_is_one_of_github() -> None:
         assert all(isinstance(value, bool) for value in each.get("validations", {}).values())
     assert "python3 hooks/probe_cluster.py" in FORM.read_text("utf-8")
     assert (TEMPLATE / "hooks/probe_cluster.py").exists()
+
+
+RECORD = {
+    "date": "2026-11-27",
+    "template": "v1.0.0",
+    "slurm": "24.11.5",
+    "python": "3.12.3",
+    "torch": "2.11.0",
+    "cuda": "12.8",
+    "nccl": "2.27.3",
+    "driver": "550.54.15",
+    "backend": "nccl",
+    "gpu": "NVIDIA A100-SXM4-40GB",
+    "gpus_per_node": "4",
+    "launch_modes": "single_node multi_node",
+    "checks": [
+        {"name": "train multi_node", "result": "pass", "seconds": "71"},
+        {"name": "requeue", "result": "FAIL", "seconds": "5"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The template with its presets and the script that keeps records."""
+    copy = copy_template(tmp_path_factory.mktemp("records") / "template")
+    shutil.copytree(TEMPLATE / "sites", copy / "sites")
+    (copy / "scripts").mkdir()
+    shutil.copy(TEMPLATE / "scripts/site_record.py", copy / "scripts")
+    return copy
+
+
+def keep(copy: Path, preset: str, text: str) -> subprocess.CompletedProcess[str]:
+    """Let the script keep a record."""
+    (copy / "sent.json").write_text(text)
+    command = [sys.executable, "scripts/site_record.py", preset, "sent.json"]
+    return subprocess.run(command, cwd=copy, capture_output=True, text=True)
+
+
+def test_a_record_is_kept_for_the_table_as_it_was_sent(copy: Path) -> None:
+    sent = json.dumps(RECORD, indent=2) + "\n"
+    assert keep(copy, "delta", sent).returncode == 0
+    kept = copy / "sites/records/delta.json"
+    assert kept.read_text() == sent
+    assert ran(kept) == (
+        "2026-11-27: 1 of 2 checks passed, 4 × NVIDIA A100-SXM4-40GB a node, torch 2.11.0, "
+        "CUDA 12.8, NCCL 2.27.3, driver 550.54.15, Slurm 24.11.5"
+    )
+    later = {"date": "2026-12-01", "checks": [{**RECORD["checks"][0]}]}
+    assert keep(copy, "delta", json.dumps(later)).returncode == 0
+    assert ran(kept) == "2026-12-01: 1 of 1 checks passed, no GPU"
+    assert ran(copy / "sites/records/lumi.json") == "never"
+
+
+CHECK = RECORD["checks"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("[]", "JSON"),
+        ("\xff", "JSON"),
+        ({"date": 20261127}, "JSON"),
+        ({"date": "2026-02-30"}, "date"),
+        ({"date": "20261127"}, "20261127"),
+        ({"checks": []}, "checks"),
+        ({"checks": "requeue"}, "checks"),
+        ({"checks": [{**CHECK, "why": "/scratch/user42"}]}, "/scratch/user42"),
+        ({"checks": [{"name": "requeue", "result": "pass"}]}, "seconds"),
+        ({"checks": [{**CHECK, "result": "passed"}]}, "passed"),
+        ({"checks": [{**CHECK, "seconds": 71}]}, "71"),
+        ({"host": "login01"}, "login01"),
+        ({"gpu": "NVIDIA A100 | <img src=x>"}, "<img"),
+        ({"slurm": "24.11.5\n"}, "24.11.5"),
+        ({"driver": "\x1b[31m550.54"}, "\\x1b[31m550.54"),
+        ({"nccl": None}, "nccl"),
+        ({"\x1b[31m\n": "4"}, "\\x1b[31m"),
+        ({"checks": {}}, "checks"),
+    ],
+)
+def test_a_record_with_anything_else_is_refused(
+    copy: Path, text: str | dict[str, object], said: str
+) -> None:
+    """In one line, which cannot change a terminal."""
+    wrong = text if isinstance(text, str) else json.dumps({**RECORD, **text})
+    done = keep(copy, "lumi", wrong)
+    assert done.returncode == 1 and not (copy / "sites/records/lumi.json").exists()
+    assert done.stderr.startswith("error: sent.json ") and done.stderr.count("\n") == 1
+    assert said in done.stderr and done.stderr[:-1].isprintable()
+
+
+def test_a_record_belongs_to_a_preset(copy: Path) -> None:
+    done = keep(copy, "nowhere", json.dumps(RECORD))
+    assert done.returncode == 1 and "sites/nowhere.yml" in done.stderr
+    presets = {preset.name for preset in read_all()}
+    assert {file.stem for file in TEMPLATE.glob("sites/records/*")} <= presets

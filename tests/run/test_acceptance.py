@@ -1,5 +1,7 @@
-"""`acceptance`: where it refuses to run, how small its jobs are, and what it shows of a log."""
+"""`acceptance`: where it refuses to run, how small its jobs are, what its files say and do not."""
 
+import json
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -78,3 +80,143 @@ def test_the_first_error_of_a_job_is_shown(
     assert str(failure).startswith(why)
     assert str(failure).endswith(f"(FAILED, exit code 1:0; {tmp_path}/log)")
     assert failure.log == said.rstrip("\n")
+
+
+PRIVATE = (
+    "/scratch/user42/run",
+    "user42",
+    "login01.example.org",
+    "10.1.2.3",
+    "proj-0042",
+    "a@b.org",
+)
+FACTS = {
+    "date": "2026-11-27",
+    "template": "v1.2.0-3-g0123abc",
+    "slurm": "24.11.5",
+    "python": "3.13.0rc1",
+    "torch": "2.11.0+cu128",
+    "cuda": "12.8",
+    "hip": "6.4.43482-0f2d60242",
+    "nccl": "2.27.3",
+    "driver": "550.54.15",
+    "backend": "nccl",
+    "gpu": "NVIDIA A100-SXM4-40GB",
+    "gpus_per_node": "4",
+    "launch_modes": "cpu multi_node",
+    "launcher": "torchrun",
+    "gpu_request": "gpus_per_task",
+    "environment": "conda",
+    "container": "apptainer",
+}
+CHECKS = [{"name": "stop and resume", "result": "FAIL", "seconds": "71"}]
+
+
+@pytest.mark.parametrize("private", PRIVATE)
+@pytest.mark.parametrize("how", ["{1}", "{0} {1}", "{1} {0}", "{0}{1}", "{1}/{0}", "{0}\n{1}"])
+def test_a_record_has_only_what_is_known(project: Path, private: str, how: str) -> None:
+    """Whatever Slurm, a driver, an answer or a run says. The rest of a text is kept."""
+    from demo.tools.acceptance import record
+
+    assert record.build(FACTS, CHECKS) == {**FACTS, "checks": CHECKS}
+    facts: dict[str, object] = {name: how.format(text, private) for name, text in FACTS.items()}
+    facts |= {"launch_modes": [private, "cpu", f"cpu {private}"], "site": private, private: private}
+    check = {name: how.format(text, private) for name, text in CHECKS[0].items()}
+    made = record.build(facts, [{**check, "why": private}])
+    text = json.dumps(made)
+    assert not [
+        each for each in (private, "user", "login", "example", "proj", "b.org") if each in text
+    ]
+    assert made["launch_modes"] == "cpu" and made.keys() <= {*FACTS, "checks"}
+    if how in ("{0} {1}", "{1} {0}", "{0}\n{1}"):
+        assert made == {**FACTS, "launch_modes": "cpu", "checks": CHECKS}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA GH200 120GB",
+        "NVIDIA L40S",
+        "Tesla V100-SXM2-32GB",
+        "Quadro RTX 8000",
+        "NVIDIA RTX 6000 Ada Generation",
+        "AMD Instinct MI250X",
+        "Intel(R) Data Center GPU Max 1550",
+    ],
+)
+def test_a_record_names_the_gpus_of_clusters(project: Path, name: str) -> None:
+    """As their drivers do."""
+    from demo.tools.acceptance import record
+
+    assert record.build({"gpu": name}, [])["gpu"] == name
+
+
+def test_a_record_has_what_the_runs_say_about_their_nodes(project: Path, tmp_path: Path) -> None:
+    """The last run of the checks is the largest. A damaged file changes nothing."""
+    from demo.tools import acceptance
+
+    gpu = {"name": "NVIDIA L40S", "cuda": "12.8", "hip": None, "nccl": "2.27.3", "driver": "550.54"}
+    software = {"python": {"version": "3.12.1"}, "packages": {"torch": "2.11.0"}}
+    host = {"hostnames": ["n1"], "world_size": 2, "backend": "gloo", "gpu": {}}
+    runs = {
+        "cpu": {**host, **software},
+        "gpu": {
+            "hostnames": ["n1", "n2"],
+            "world_size": 8,
+            "backend": "nccl",
+            "gpu": gpu,
+            **software,
+        },
+        "none": {"hostnames": [], "world_size": 8, "backend": "nccl", "gpu": {"name": 3}},
+    }
+    for second, (name, made) in enumerate(runs.items()):
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "provenance.json"
+        file.write_text(json.dumps(made))
+        os.utime(file, (second, second))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/provenance.json").write_text("{")
+    found = acceptance.on_nodes(tmp_path)
+    assert acceptance.build(found, []) == {
+        "python": "3.12.1",
+        "torch": "2.11.0",
+        "cuda": "12.8",
+        "nccl": "2.27.3",
+        "driver": "550.54",
+        "backend": "nccl",
+        "gpu": "NVIDIA L40S",
+        "gpus_per_node": "4",
+        "checks": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (
+            "AccountingStorageHost = db1\nClusterName             = LUMI_G\nClusterNames = x",
+            "lumi-g",
+        ),
+        ("ClusterName = ../../home/user42", "home-user42"),
+        ("ClusterName = ///", "cluster"),
+        ("", "cluster"),
+    ],
+)
+def test_the_file_of_a_record_stays_in_logs(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, name: str
+) -> None:
+    """Its name is that of the cluster, whatever this is."""
+    from demo.tools import acceptance
+
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat <<'END'\n{config}\nEND\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    path = acceptance.write_record(FACTS, [])
+    assert str(path) == f"logs/acceptance-{name}-2026-11-27.json"
+    assert json.loads(path.read_text()) == {**FACTS, "checks": []}

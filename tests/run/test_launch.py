@@ -295,6 +295,25 @@ def test_a_driver_that_is_too_old_is_named(
         choose_device("cuda", Ranks("srun", 0, 1, 0))
 
 
+def test_a_gpu_is_described_with_its_software(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/gpu compares the description of a real one. A build without NCCL has no version."""
+    import torch
+    from demo.engine.ranks.device import describe_gpu
+
+    library = SimpleNamespace(nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "550.54.15")
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA L40S of {device}")
+    gpu, known = torch.device("cuda", 1), {"cuda": "12.8", "hip": None, "xpu": None}
+    known |= {"name": "NVIDIA L40S of cuda:1", "driver": "550.54.15"}
+    assert describe_gpu(gpu) == known
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3, "suffix"))
+    assert describe_gpu(gpu) == {**known, "nccl": "2.27.3"}
+    assert describe_gpu(torch.device("cpu")) == {}
+
+
 CONNECT = """
 import os
 import sys

@@ -232,6 +232,7 @@ def test_provenance_says_where_the_run_came_from(
     assert provenance["template"]["_commit"]
     assert provenance["packages"]["torch"] and provenance["slurm"]["SLURM_JOB_ID"] == "42"
     assert provenance["world_size"] == 2 and "git" in provenance
+    assert provenance["backend"] == "gloo" and provenance["gpu"] == {}
     assert "hush" not in text
 
 

@@ -1,7 +1,9 @@
 """`make acceptance` on a cluster with faults: the row of a check names each fault."""
 
+import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +14,10 @@ from typing import IO
 import pexpect
 import psutil
 import pytest
+import torch
 from renderer import TEMPLATE, copy_template, render_project, shrink
+
+from scripts import site_record
 
 from . import modules
 from .cluster import Cluster, missing, wait_for
@@ -72,13 +77,22 @@ def accept(
         text = said.read()
     rows = re.findall(r"^(\S.*?) +(pass|FAIL) +\d:\d\d:\d\d(?:  (.*))?$", text, re.M)
     assert rows, text
-    (report,) = re.findall(r"to send: (\S+)", text)
+    (report,) = re.findall(r"send (\S+\.txt)", text)
     sent = (root / report).read_text()
     assert all(result in sent for _, result, _ in rows)
+    record = json.loads(record_of(root).read_text())
+    assert [(each["name"], each["result"]) for each in record["checks"]] == [
+        (name, result) for name, result, _ in rows
+    ]
     left = [path.name for path in root.glob("logs/*") if not path.name.startswith("acceptance-")]
     assert not list(root.glob("runs/acceptance-*")) and set(left) <= {".gitkeep"}
     assert site.run("squeue", "--noheader").stdout == ""
     return code, {name: (result, why) for name, result, why in rows}
+
+
+def record_of(root: Path) -> Path:
+    """Return the newest record of the site."""
+    return max(root.glob("logs/acceptance-test-*.json"))  # of the cluster called test
 
 
 @pytest.mark.slow
@@ -119,12 +133,22 @@ def test_a_new_site_from_its_module_to_its_acceptance(tmp_path: Path) -> None:
         root = shrink(tmp_path / "demo")
         set_up(root)
         code, rows = accept(cluster, root, CPU)
+        slurm_version = cluster.run("sbatch", "--version").stdout
     assert code == 0 and {result for result, _ in rows.values()} == {"pass"}, rows
     assert "2 ranks on gloo: " in rows["check-comm"][1]
     trained = [name for name in rows if name.startswith("train ")]
     assert trained == ["train cpu", "train single_node", "train multi_node"]
     for name in ("stop and resume", "requeue"):
         assert rows[name][1].endswith("the same parameters")
+    record = site_record.read(record_of(root))
+    assert {name: record[name] for name in ("launch_modes", "launcher", "backend", "torch")} == {
+        "launch_modes": "cpu single_node multi_node",
+        "launcher": "srun",
+        "backend": "gloo",
+        "torch": torch.__version__,
+    }
+    assert record["slurm"] in slurm_version and "gpu" not in record
+    assert socket.gethostname() not in json.dumps(record)
 
 
 def test_a_filter_that_refuses_jobs(site: Cluster, root: Path) -> None:
@@ -168,6 +192,7 @@ def test_the_file_to_send_has_no_secrets(site: Cluster, root: Path) -> None:
     assert code and rows["train cpu"][1].startswith("error: boom ")
     sent = max(root.glob("logs/acceptance-*.txt")).read_text()
     assert "error: boom <A_KEY>" in sent and "very-secret" not in sent
+    assert "boom" not in record_of(root).read_text()
     assert mine.read_text() == "mine\n"
 
 
@@ -182,6 +207,13 @@ def test_an_interface_that_other_nodes_do_not_reach(site: Cluster, root: Path) -
     assert code
     assert rows["train cpu"] == ("pass", "100 steps")
     assert rows["check-comm"][0] == "FAIL" and "meet the others" in rows["check-comm"][1]
+    record = site_record.read(record_of(root))
+    assert record["torch"] == torch.__version__ and record["launch_modes"] == "cpu multi_node"
+    assert record["checks"][1] | {"seconds": ""} == {
+        "name": "train cpu",
+        "result": "pass",
+        "seconds": "",
+    }
 
 
 def test_a_node_without_the_gpu_that_slurm_gives(site: Cluster, root: Path) -> None:

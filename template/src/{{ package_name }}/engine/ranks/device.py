@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -93,6 +94,18 @@ def gpu_properties(device: torch.device) -> object:
     if device.type not in BACKENDS:
         return None
     return torch.get_device_module(device.type).get_device_properties(device)
+
+
+def describe_gpu(device: torch.device) -> dict[str, str | None]:
+    """Return a GPU's name and the versions of its software, for JSON; {} for other devices."""
+    if device.type not in BACKENDS:
+        return {}
+    found = {kind: getattr(torch.version, kind, None) for kind in ("cuda", "hip", "xpu")}
+    found["name"] = torch.get_device_module(device.type).get_device_name(device)
+    found["driver"] = driver.version()
+    with suppress(Exception):  # a build without NCCL; for AMD GPUs, this is the version of RCCL
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()[:3]))
+    return found
 
 
 def gpu_id(device: torch.device) -> str | None:

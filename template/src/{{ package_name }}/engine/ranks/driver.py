@@ -1,4 +1,4 @@
-"""Compares the CUDA version of torch with the one that the NVIDIA driver supports."""
+"""Asks the NVIDIA driver for its version, and for the CUDA version that it supports."""
 
 from contextlib import suppress
 
@@ -23,3 +23,13 @@ def too_old(built: str | None) -> str:
                 f"{major}.{rest // 10}: install a build for CUDA {major}, as docs/setup.md says"
             )
     return ""
+
+
+def version() -> str | None:
+    """Return the version of the NVIDIA driver of this node, None without such a driver."""
+    with suppress(Exception):  # as above
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None

@@ -18,6 +18,7 @@ import yaml
 
 from ..config import as_submitted, snapshot
 from ..errors import UsageError, without_secrets
+from ..ranks.device import describe_gpu
 from ..ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ def collect(world: World) -> dict[str, Any]:
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": dict(sorted(packages.items())),
         "platform": platform.platform(),
+        "gpu": describe_gpu(world.device),
+        "backend": world.backend,
         "hostnames": list(dict.fromkeys(world.hostnames)),
         "world_size": world.size,
         "launcher": world.launcher,

@@ -4,6 +4,7 @@ It submits the project's own scripts, one after the other, each with few nodes a
 """
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -12,10 +13,11 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from ...engine.config import read_yaml
 from ...engine.errors import (
@@ -26,12 +28,17 @@ from ...engine.errors import (
     say,
     without_secrets,
 )
+from ...engine.foreign import read_object
 from ...engine.ranks import slurm_commands as slurm
 from ...settings import Settings
 from .. import program
 from ..text import duration
 from .checks import Check, Checks
 from .jobs import Failure, Interrupted, Job, Jobs
+from .record import build
+
+Results = list[dict[str, object]]
+"""For each check its `name`, `result` and `seconds`."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     report = Path("logs", f"{name}.txt")
     try:
         report.parent.mkdir(exist_ok=True)
-        passed = run(checks, jobs, report, argv)
+        results = run(checks, jobs, report, argv)
+        record = write_record({**here(), **on_nodes(folder)}, results)
     except Interrupted:
         cancelled = list(jobs.running)
         say(f"interrupted: cancelling {', '.join(job.id for job in cancelled) or 'no job'}")
@@ -94,16 +102,18 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         for job in jobs.all:
             forget(job)
-    say(f"\n{passed} of {len(checks)} checks passed; file to send: {report}")
+    passed = sum(each["result"] == "pass" for each in results)
+    say(f"\n{passed} of {len(checks)} checks passed")
+    say(f"for help, send {report}; to report what works here, {record}, without names and paths")
     return int(passed < len(checks))
 
 
-def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) -> int:
-    """Run the checks, print a row for each, and return how many passed.
+def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) -> Results:
+    """Run the checks, print a row for each, and return the results.
 
     The rows are also written to a file. The logs of checks that pass are removed.
     """
-    passed, logs = 0, list[str]()
+    results, logs = Results(), list[str]()
     learn_secrets(Path("slurm/site.sh"))
     rows = [*describe(argv), "", row("check", "result", "time", "")]
     say("\n".join(rows))
@@ -111,19 +121,20 @@ def run(checks: Sequence[Check], jobs: Jobs, report: Path, argv: Sequence[str]) 
         began, result, log, earlier = time.monotonic(), "FAIL", "", len(jobs.all)
         try:
             why, result = check.run(), "pass"
-            passed += 1
             for job in jobs.all[earlier:]:
                 job.log.unlink(missing_ok=True)
         except (Failure, UsageError) as failure:
             jobs.check()
             why, log = str(failure), getattr(failure, "log", "")
             jobs.cancel()
-        rows.append(row(check.name, result, duration(time.monotonic() - began), why))
+        took = time.monotonic() - began
+        results.append({"name": check.name, "result": result, "seconds": round(took)})
+        rows.append(row(check.name, result, duration(took), why))
         say(rows[-1])
         logs += [f"\n== {check.name} ==\n{log}"] * bool(log)
         text = printable_lines(without_secrets("\n".join([*rows, *logs])))
         report.write_text(f"{text}\n", encoding="utf-8")
-    return passed
+    return results
 
 
 def learn_secrets(script: Path) -> None:
@@ -143,14 +154,53 @@ def row(name: str, result: str, seconds: str, why: str) -> str:
 
 def describe(argv: Sequence[str]) -> Iterator[str]:
     """Yield the lines above the table: versions, cluster, answers, flags."""
-    answers = read_yaml(Path(".copier-answers.yml"))
-    names = ("launch_modes", "launcher", "gpu_request", "environment", "container")
-    yield f"{time.strftime('%Y-%m-%d %H:%M')} on {socket.gethostname()}"
-    yield f"template {answers.get('_commit', '?')}, {slurm.ask('sbatch', '--version').strip()}"
-    yield f"Python {platform.python_version()}, torch {version('torch')}"
-    yield ", ".join(f"{name} {answers[name]}" for name in names if name in answers)
+    yield f"{time.strftime('%H:%M')} on {socket.gethostname()}"
+    yield from (f"{name}: {value}" for name, value in here().items())
     given = [f"{name}={value}" for name, value in os.environ.items() if name[:7] == "SBATCH_"]
     yield f"given: {shlex.join([*given, *argv]) or 'nothing'}"
+
+
+def here() -> dict[str, Any]:
+    """Return the date, the versions on this machine, and the answers that matter."""
+    answers = read_yaml(Path(".copier-answers.yml"))
+    names = ("launch_modes", "launcher", "gpu_request", "environment", "container")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "template": answers.get("_commit", "?"),
+        "slurm": slurm.ask("sbatch", "--version").strip(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        **{name: answers[name] for name in names if name in answers},
+    }
+
+
+def on_nodes(runs: Path) -> dict[str, Any]:
+    """Return what the runs in a folder say about their nodes; a later run overrides earlier ones.
+
+    A record without these facts is better than none, so files that can't be read are left out.
+    """
+    found: dict[str, Any] = {}
+    for path in sorted(runs.glob("*/provenance.json"), key=os.path.getmtime):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            made = read_object(path, {"gpu": dict, "hostnames": list, "world_size": int})
+            found |= {"backend": made["backend"], **made["gpu"]}
+            found |= {"python": made["python"]["version"], "torch": made["packages"]["torch"]}
+            if made["gpu"]:  # each rank has one
+                ranks = made["world_size"] // len(made["hostnames"])
+                found |= {"gpu": made["gpu"]["name"], "gpus_per_node": ranks}
+    return found
+
+
+def write_record(facts: Mapping[str, object], results: Results) -> Path:
+    """Write the record of this site to logs/, with the name of the cluster; return its path."""
+    cluster = ""
+    with suppress(UsageError):  # Slurm is busy
+        config = slurm.run("scontrol", "show", "config").stdout
+        cluster = "".join(re.findall(r"^ClusterName *= *(.*)$", config, re.MULTILINE))
+    site = re.sub("[^a-z0-9]+", "-", cluster.lower())[:40].strip("-") or "cluster"
+    path = Path("logs", f"acceptance-{site}-{facts['date']}.json")
+    path.write_text(json.dumps(build(facts, results), indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def forget(job: Job) -> None:
