@@ -32,7 +32,7 @@ ROOMS = ("engine/data", "engine/ranks", "engine/run", "engine", "plugins", "tool
 CEILINGS = {
     "engine": 2260,
     "engine/data": 450,
-    "engine/ranks": 655,
+    "engine/ranks": 656,
     "engine/run": 940,
     "plugins": 910,
     "tools": 4080,

@@ -97,6 +97,19 @@ def test_recomputation_takes_less_memory(gpt: Path, tmp_path: Path, figure: Figu
     assert not GPUS or memory[1] < 0.7 * memory[0]
 
 
+def test_small_steps_do_not_wait_for_python(digits: Path, tmp_path: Path, figure: Figure) -> None:
+    """With CUDA graphs, Python starts two graphs of a step instead of all its kernels."""
+    graphs = ("--compile", "--compile-mode=reduce-overhead")
+    for name, flags in {"eager": (), "compiled": graphs[:1], "CUDA graphs": graphs}.items():
+        for batch in (64, 256):
+            run = tmp_path / f"{name}-{batch}"
+            steps = ("--max-steps=1000", "--epochs=99") if GPUS else ("--max-steps=20",)
+            summary = train(digits, run, *steps, f"--batch-size={batch}", *flags, ranks=1)
+            assert summary["test_accuracy"] > (0.9 if GPUS else 0)
+            rate = summary["usage"]["rates"]["samples_per_second"]
+            figure(f"digits, batches of {batch}, {name}", rate, "images/s")
+
+
 def test_batches_are_copied_from_pinned_memory(
     digits_trace: list[dict[str, Any]], figure: Figure
 ) -> None:

@@ -21,6 +21,7 @@ FSDP = "--strategy=fsdp"
         (),
         ("--precision=bf16", "--accumulate=2", "--ema=0.9"),
         ("--compile", "--workers=2"),
+        ("--compile", "--compile-mode=reduce-overhead", "--accumulate=2", "--ema=0.9"),
         (FSDP,),
         (FSDP, "--precision=bf16", "--recompute"),
         ("--precision=fp16", "--clip-norm=1"),

@@ -164,6 +164,7 @@ def test_compile_compiles(project: Path, tmp_path: Path) -> None:
         tmp_path / "run",
         1,
         "--compile",
+        "--compile-mode=reduce-overhead",
         "--max-steps=3",
         TORCHINDUCTOR_CACHE_DIR=str(cache),
     ).wait()

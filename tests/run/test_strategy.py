@@ -340,11 +340,20 @@ def test_nodes_that_can_not_hold_the_same_parts(blocks: Path, tmp_path: Path, no
     assert f"order are {found}: " in job.log
 
 
-@pytest.mark.parametrize("flag", ["--shard-within=node", "--offload"])
-def test_ddp_has_no_parts(project: Path, tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "needs"),
+    [
+        ("--shard-within=node", "--strategy fsdp"),
+        ("--offload", "--strategy fsdp"),
+        ("--compile-mode=reduce-overhead", "--compile"),
+    ],
+)
+def test_a_setting_names_the_one_that_it_needs(
+    project: Path, tmp_path: Path, flag: str, needs: str
+) -> None:
     job = srun(project, tmp_path / "run", 1, flag).wait()
     assert job.codes == [1] and "Traceback" not in job.log
-    assert "use --strategy fsdp" in job.log
+    assert needs in job.log
 
 
 def test_offloading_changes_nothing_on_cpus(blocks: Path, within: Job, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ resubmit="submit again with --run-dir and the run's folder, and the same flags"
 # The job goes back to the queue after 75, and after a code above 128 if the ranks do not start again. The
 # run then resumes from its newest checkpoint.
 run_resumable() {
-    local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job unfit=""
+    local status=0 log size begun error why="" died="" srun_said="" first="" restarted=0 job end unfit=""
     if [[ ${command:-train} != train ]]; then # other commands save no checkpoint
         FAILURE_FILE='' BAD_NODES_FILE='' "$@"
         return
@@ -161,6 +161,10 @@ run_resumable() {
     # start should not use.
     export FAILURE_FILE=$PWD/logs/failed-${origin:?}-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
     export BAD_NODES_FILE=$PWD/logs/bad-nodes-${origin:?}-$SLURM_JOB_ID
+    # In seconds, for the costs of the run. A job may have no limit.
+    export TIME_LIMIT='' SIGNAL_LEAD=120
+    read -r begun end < <(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job" --format="%S %e") || true
+    [[ ! "${begun:-} ${end:-}" =~ ^[0-9]+\ [0-9]+$ ]] || TIME_LIMIT=$((end - begun))
     trainings=$((${trainings:--1} + 1))
     # Slurm also signals the ranks. This shell must run until they have ended.
     trap : TERM

@@ -263,6 +263,9 @@ class Settings:
     """activation checkpointing: recompute activations in the backward pass; less memory, slower"""
     compile: bool = False
     """compile the network with torch.compile"""
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    """for compile; reduce-overhead: CUDA graphs, for small networks on a GPU; max-autotune: slow
+    start"""
     deterministic: bool = False
     """use only deterministic algorithms, so that repeated runs give the same numbers; slower;
     an operation without such an algorithm is an error"""

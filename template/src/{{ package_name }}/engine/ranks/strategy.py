@@ -30,7 +30,7 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
     use `network` itself, which `place` moves to the device.
 
     Raises:
-        UsageError: a setting needs FSDP, or FSDP can't shard the network.
+        UsageError: a setting needs another one, or FSDP can't shard the network.
     """
     for name, value in {"shard_within": "world", "offload": False}.items():
         if settings.strategy != "fsdp" and (found := getattr(settings, name)) != value:
@@ -38,9 +38,13 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
                 f"{name} is {found}, which strategy {settings.strategy} does not have: use "
                 f"--strategy fsdp, or {name} {value}"
             )
+    if settings.compile_mode != "default" and not settings.compile:
+        raise UsageError(f"compile_mode is {settings.compile_mode}, which needs --compile")
     place(network, units, settings, world)
     trained = any(parameter.requires_grad for parameter in network.parameters())
-    called: Any = torch.compile(network) if settings.compile and trained else network
+    called: Any = network
+    if settings.compile and trained:
+        called = torch.compile(network, mode=settings.compile_mode)
     if settings.strategy != "ddp" or world.size == 1 or not trained:
         return called
     options: dict[str, Any] = {"find_unused_parameters": settings.find_unused_parameters}
