@@ -104,7 +104,7 @@ def test_nothing_else_changes(plain: Job, launch: Launch) -> None:
     assert all(x.items() <= y.items() for x, y in zip(same, plain.metrics(), strict=True))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_the_ranks_that_are_chosen(launch: Launch, strategy: str) -> None:
     flags = (*RUN, f"--strategy={strategy}", "--accumulate=2")
     job = launch(2, *flags, "--profile=10:20", "--profile-ranks", "0", "1")
@@ -121,7 +121,7 @@ def test_the_ranks_that_are_chosen(launch: Launch, strategy: str) -> None:
     assert other.summary["parameters_sha256"] == job.summary["parameters_sha256"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_stop_in_the_middle(project: Path, launch: Launch, tmp_path: Path, strategy: str) -> None:
     flags = (*RUN, f"--strategy={strategy}", "--profile=5:20", "--log-every=1")
     ranks = ("--profile-ranks", "0", "1")

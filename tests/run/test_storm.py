@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
     ("name", "hits"),
     [
         ("ddp", 3),
-        ("fsdp", 2),
-        ("stream", 2),
+        pytest.param("fsdp", 2, marks=pytest.mark.slow),
+        pytest.param("stream", 2, marks=pytest.mark.slow),
         pytest.param("torchrun", 1, marks=pytest.mark.slow),
         ("faults", 2),
         pytest.param("trackers", 3, marks=pytest.mark.slow),

@@ -180,7 +180,7 @@ def test_the_innermost_limit_counts(usage: ModuleType, tmp_path: Path, version: 
     assert cgroup_memory(groups, tmp_path) == (0.375, 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_all_attempts_count(project: Path, tmp_path: Path, ranks: int) -> None:
     """Stopped, killed, and at the end on another number of ranks."""
     folder, flags = tmp_path / "run", ("--checkpoint-every=5", "--log-every=1", "--max-steps=400")

@@ -11,13 +11,14 @@ from renderer import render_project
 from .cluster import Cluster
 from .conftest import ANSWERS, MakeProject
 from .jobs import Job, Project
+from .trainings import both_launchers
 
 SHORT = ("--max-steps=150",)
 QUICK = ("--dataset=synthetic", "--max-steps=40")
 
 
 @pytest.mark.shows("sbatch slurm/train_*")
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@both_launchers
 @pytest.mark.parametrize(
     ("script", "hosts"),
     [
