@@ -169,7 +169,7 @@ run_resumable() {
     # Slurm also signals the ranks. This shell must run until they have ended.
     trap : TERM
     log=$(readlink /proc/self/fd/2)
-    ((gpus == 0 || ${PREFLIGHT:-0} == 0)) || gpus_work || status=76 unfit=1
+    ((${gpus:-0} == 0 || ${PREFLIGHT:-0} == 0)) || gpus_work || status=76 unfit=1
     while [[ -z $unfit ]]; do
         [[ -f $log ]] || log=/dev/null
         size=$(stat --format=%s "$log") begun=$SECONDS status=0
