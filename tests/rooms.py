@@ -35,7 +35,7 @@ CEILINGS = {
     "engine/ranks": 656,
     "engine/run": 940,
     "plugins": 910,
-    "tools": 4080,
+    "tools": 4085,
     "trackers": 900,
     "": 605,
 }

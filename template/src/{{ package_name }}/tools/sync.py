@@ -66,8 +66,7 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     Without names, these are the trackers that the run was started with.
 
     Raises:
-        OSError, ValueError, UsageError: a file of the run can't be read, or the files that a
-            tracker left there can't be sent.
+        OSError, ValueError, UsageError: a file of the run can't be read.
     """
     if owner_of(directory):
         log.warning("%s is training, and sends its data itself: sync it after its end", directory)
@@ -79,16 +78,22 @@ def sync(directory: Path, names: Sequence[str]) -> list[str]:
     status, missed = state.get("status", "running"), state.get("missed_by", [])
     if status == "running":
         log.warning("%s has not ended, or was killed: its data so far are sent", directory)
-    chosen, sent = [], []
+    chosen, sent, failed = [], [], []
     for name in select(names or settings.trackers):
         module = load(name)
-        if hasattr(module, "sync") and module.sync(directory):
+        try:
+            own = hasattr(module, "sync") and module.sync(directory)
+        except (OSError, UsageError) as error:  # the other trackers may be reached
+            log.error("can't send %s to %s: %s", directory, name, error)
+            failed.append(name)
+            continue
+        if own:
             sent.append(name)
         elif status != "running" and name in ids and name not in missed:
             log.info("%s: %s has all data", directory, name)
         else:
             chosen.append(name)
-    failed = send(chosen, settings)
+    failed += send(chosen, settings)
     sent += [name for name in chosen if name not in failed]
     if any(name in missed for name in sent):
         state["missed_by"] = [name for name in missed if name not in sent]
