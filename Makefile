@@ -55,7 +55,7 @@ test-torch: .venv/ready ## run the tests of training with another PyTorch (gigab
 	$(MAKE) torch-tests VENV=.torch/$(TORCH_VERSION) OTHER_PYTHON=$(CURDIR)/$(PYTHON) \
 		TORCH='$(or $(torch-$(TORCH_VERSION)),torch==$(TORCH_VERSION))'
 
-test-gpu: $(VENV)/ready ## train on the GPUs of this machine, and measure it: at most ten minutes; writes gpu.json
+test-gpu: $(VENV)/with-peers ## train on the GPUs of this machine, and measure it: at most ten minutes; writes gpu.json
 	$(PYTHON) -m pytest tests/gpu --record gpu.json $(PYTEST_ARGS)
 	$(PYTHON) -m benchmarks steps checkpoints accuracy --repeats 3 --name gpu
 
@@ -85,7 +85,7 @@ docs: .docs/venv/ready ## build the site of all pages in .docs/site; a broken li
 	NO_MKDOCS_2_WARNING=1 .docs/venv/bin/python -m mkdocs build --strict
 	@echo 'Open .docs/site/index.html in a browser.'
 
-benchmarks: .venv/with-peers ## compare the trainer with others; ARGS chooses what to measure
+benchmarks: $(VENV)/with-peers ## compare the trainer with others; ARGS chooses what to measure
 	$(PYTHON) -m benchmarks $(ARGS)
 
 # torch comes first, so that other packages keep the chosen build. --no-compile saves a minute: Python
@@ -97,7 +97,7 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m pip install --no-compile --group test
 	@touch $@
 
-.venv/with-peers: .venv/ready
+$(VENV)/with-peers: $(VENV)/ready
 	$(PYTHON) -m pip install --group benchmark
 	@touch $@
 

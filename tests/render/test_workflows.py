@@ -1,6 +1,7 @@
 """The CI workflows of a project and of this repository: pinned actions, and no exposed token."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_each_push_is_linted_and_tested(render: Renderer, workflows: dict[str, s
 
 def test_no_skip_passes_in_the_ci_of_this_repository() -> None:
     assert "PYTEST_ARGS='--no-skips" in (TEMPLATE / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize("target", ["benchmarks", "test-gpu"])
+def test_a_target_that_compares_installs_what_it_compares_with(tmp_path: Path, target: str) -> None:
+    command = ["make", "--dry-run", target, f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=TEMPLATE, capture_output=True, text=True, check=True)
+    installed, compared, _ = done.stdout.partition("python -m benchmarks")
+    assert compared and "--group benchmark" in installed
 
 
 def test_no_checkout_leaves_a_token(workflows: dict[str, str]) -> None:
