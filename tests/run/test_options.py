@@ -19,6 +19,15 @@ import torch
 
 from .conftest import QUICK, Launch, clean_environment, edited, srun
 
+# The part of a World that provenance reads.
+WORLD = {
+    "device": torch.device("cpu"),
+    "backend": None,
+    "hostnames": ["n1"],
+    "size": 1,
+    "launcher": "none",
+}
+
 # A network without batch statistics: then it must not matter how a step's samples are shared out.
 LINEAR_MODEL = """
 import torch
@@ -250,7 +259,7 @@ def test_provenance_holds_changes_that_were_not_committed(
         return subprocess.check_output(["git", *names, *words], text=True, input=text)
 
     def facts() -> dict[str, Any]:
-        world = SimpleNamespace(hostnames=["n1"], size=1, launcher="none")
+        world = SimpleNamespace(**WORLD)
         return provenance.collect(world)["git"]
 
     monkeypatch.chdir(tmp_path)
@@ -301,7 +310,7 @@ def test_provenance_is_found_whatever_surrounds_it(
     from demo.engine.errors import UsageError
     from demo.engine.run import provenance
 
-    world = SimpleNamespace(hostnames=["n1"], size=1, launcher="none")
+    world = SimpleNamespace(**WORLD)
     monkeypatch.chdir(tmp_path)
     answers = tmp_path / ".copier-answers.yml"
     answers.write_text("_src_path: https://me:hunter2@host/x\nsince: 2026-01-30\n")

@@ -113,7 +113,8 @@ def _post(
         # Discord refuses urllib's own User-Agent.
         headers = {"Content-Type": "application/json", "User-Agent": PACKAGE}
         request = urllib.request.Request(url, _body(state, run, metrics), headers)
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds):
+        # Longer than the caller waits, whose message is the clearer one.
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=2 * seconds):
             return ""
     except HTTPError as error:
         return f"{host} answered {error.code}"
