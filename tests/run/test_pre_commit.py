@@ -46,6 +46,7 @@ def run(project: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # the linters that it runs are those of `make lint`
 @pytest.mark.shows("pre-commit install")
 def test_a_commit_with_a_fault_is_refused_and_a_clean_one_passes(project: Path) -> None:
     model = project / "src/demo/model.py"

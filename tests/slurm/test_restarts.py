@@ -93,6 +93,7 @@ def test_a_job_leaves_a_node_with_a_bad_gpu_before_it_trains(
     assert not left_over(project)
 
 
+@pytest.mark.slow  # a test of tests/run waits for a rank that hangs, too
 def test_ranks_that_hang_start_again_up_to_the_cap(make_project: MakeProject) -> None:
     """Without a requeue, too: the rank that waits for the other one leaves, and srun ends both."""
     project = make_project(requeue=False)

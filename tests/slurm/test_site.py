@@ -7,6 +7,7 @@ import pytest
 from .conftest import MakeProject
 from .jobs import Job, Project
 from .modules import PROBE, found_by_ranks, probe
+from .trainings import both_launchers
 
 
 def test_a_cluster_without_modules_says_so(make_project: MakeProject) -> None:
@@ -71,24 +72,24 @@ def test_the_first_node_may_have_two_names(make_project: MakeProject) -> None:
         assert "\nmaster       n1-ib\n" in job.log
 
 
-def test_rank_0_need_not_be_on_the_first_node(make_project: MakeProject) -> None:
+@both_launchers
+def test_rank_0_need_not_be_on_the_first_node(make_project: MakeProject, launcher: str) -> None:
     """As where Slurm lays out the tasks by its topology; here, by a list."""
-    for launcher in ("srun", "torchrun"):
-        modes = ["cpu", "multi_node"]
-        project = make_project(launch_modes=modes, launcher=launcher, trackers=[])
-        (project.root / "hosts").write_text("n2\nn1\n")
-        site = f"export SLURM_DISTRIBUTION=arbitrary SLURM_HOSTFILE={project.root}/hosts\n"
-        (project.root / "slurm/site.sh").write_text(site)
-        flags = ("--nodes=2", "--ntasks-per-node=1")
-        train = ("slurm/train_cpu.sbatch", "--dataset=synthetic", "--max-steps=5", "--timeout=60")
-        job = project.sbatch(*flags, *train, RANKS_PER_NODE="1")
-        hosts = job.summary["hostnames"]
-        assert hosts == ["n2", "n1"] if launcher == "srun" else set(hosts) == {"n1", "n2"}
-        if launcher == "srun":
-            doctor = ("slurm/doctor.sbatch", "--dataset=synthetic")
-            for script in (doctor, ("slurm/check_comm.sbatch", "--max-bytes=9")):
-                job = project.sbatch(*flags, "--gres=gpu:a100:1", *script, "--device=cpu")
-                assert job.wait().state == "COMPLETED", job.log
+    modes = ["cpu", "multi_node"]
+    project = make_project(launch_modes=modes, launcher=launcher, trackers=[])
+    (project.root / "hosts").write_text("n2\nn1\n")
+    site = f"export SLURM_DISTRIBUTION=arbitrary SLURM_HOSTFILE={project.root}/hosts\n"
+    (project.root / "slurm/site.sh").write_text(site)
+    flags = ("--nodes=2", "--ntasks-per-node=1")
+    train = ("slurm/train_cpu.sbatch", "--dataset=synthetic", "--max-steps=5", "--timeout=60")
+    job = project.sbatch(*flags, *train, RANKS_PER_NODE="1")
+    hosts = job.summary["hostnames"]
+    assert hosts == ["n2", "n1"] if launcher == "srun" else set(hosts) == {"n1", "n2"}
+    if launcher == "srun":
+        doctor = ("slurm/doctor.sbatch", "--dataset=synthetic")
+        for script in (doctor, ("slurm/check_comm.sbatch", "--max-bytes=9")):
+            job = project.sbatch(*flags, "--gres=gpu:a100:1", *script, "--device=cpu")
+            assert job.wait().state == "COMPLETED", job.log
 
 
 def test_the_login_shells_rendezvous_is_another_jobs(make_project: MakeProject) -> None:
