@@ -184,6 +184,24 @@ def test_compile_compiles(project: Path, tmp_path: Path) -> None:
     assert all(name.startswith("layers.") for name in state["networks"]["network"])
 
 
+MODE = """
+import sys
+from types import SimpleNamespace
+import torch
+from demo.engine.ranks.strategy import distribute
+torch.compile = lambda network, mode: print(mode) or network  # CPUs compile alike in all modes
+values = {"strategy": "ddp", "shard_within": "world", "offload": False, "compile": True}
+settings = SimpleNamespace(**values, compile_mode=sys.argv[1])
+world = SimpleNamespace(size=1, device=torch.device("cpu"))
+distribute(torch.nn.Linear(1, 1), lambda network: (), settings, world)
+"""
+
+
+def test_torch_is_told_what_to_aim_at(project: Path) -> None:
+    command, env = [sys.executable, "-c", MODE, "reduce-overhead"], clean_environment(project)
+    assert subprocess.check_output(command, env=env, text=True) == "reduce-overhead\n"
+
+
 def test_rank_0_logs_or_all_do(launch: Launch) -> None:
     quiet = launch(2, "--max-steps=2", name="quiet")
     assert "[rank 0]" in quiet.log and "[rank 1]" not in quiet.log
