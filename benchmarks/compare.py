@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from .growth import Growth
 
-Measure = Callable[[], float]
+T = TypeVar("T")
 
 
 @dataclass
@@ -69,17 +69,17 @@ class Comparison:
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
 
 
-def in_turns(contestants: Mapping[str, Measure], repeats: int) -> dict[str, list[float]]:
-    """Measure each contestant once in each turn; return the figures by name.
+def in_turns(contestants: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """Measure each contestant once in each turn; return what was measured, by name.
 
     Every second turn has the reverse order, so that no contestant always comes after the same one.
     """
-    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    figures: dict[str, list[T]] = {name: [] for name in contestants}
     for turn in range(repeats):
         names = list(contestants)
         for name in names if turn % 2 == 0 else reversed(names):
             figures[name].append(contestants[name]())
-            print(f"  turn {turn + 1}  {name}: {short(figures[name][-1])}", flush=True)
+            print(f"  turn {turn + 1}  {name}: {as_text(figures[name][-1])}", flush=True)
     return figures
 
 
@@ -114,6 +114,13 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def as_text(measured: object) -> str:
+    """Return a figure, or several by name, as a text."""
+    if isinstance(measured, Mapping):
+        return ", ".join(f"{name} {as_text(value)}" for name, value in measured.items())
+    return short(measured) if isinstance(measured, int | float) else str(measured)
 
 
 def short(value: float) -> str:

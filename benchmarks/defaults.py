@@ -1,12 +1,10 @@
 """Images per second with and without the choices that make the example fast."""
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from .compare import Comparison, in_turns
-from .ranks import Setting, project
+from .ranks import Setting, copied, project
 from .steps import BATCHES, STEPS, ours
 
 # Changes of model.py, by name: the old text and the new text.
@@ -30,7 +28,7 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
 
     def measured(flag: str | None = None, folder: Path | None = None) -> Callable[[], float]:
         flags = [flag] if flag else []
-        return lambda: ours(setting, batch, steps, *flags, folder=folder)
+        return lambda: ours(setting, batch, steps, *flags, folder=folder)["figure"]
 
     contestants = {"as rendered": measured()}
     contestants |= {name: measured(flag=flag) for name, flag in FLAGS.items()}
@@ -51,8 +49,7 @@ def changed(old: str, new: str) -> Path:
     Raises:
         ValueError: model.py does not have the old text.
     """
-    folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"
-    shutil.copytree(project(), folder)
+    folder = copied(project())
     path = folder / "src" / "demo" / "model.py"
     text = path.read_text("utf-8")
     if old not in text:

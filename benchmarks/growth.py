@@ -112,6 +112,7 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
             {
                 "a rank plans its part": (parts, "own plan ms"),
                 "rank 0 joins all plans": (parts, "all plans ms"),
+                "rank 0 uses them again": (parts, "all plans again ms"),
                 "a rank reads the list of parts": (parts, "list ms"),
             },
         ),

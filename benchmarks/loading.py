@@ -19,9 +19,10 @@ CHANGES = {
     },
     "configs/train.yaml": {r"(?m)^(size|layers): .*\n": ""},
 }
-LEAST = 0.95  # target: this share of the rate at which the cores only decode
+LEAST = 0.9  # target: this share of the rate at which the cores only decode
 PEERS = {
     "files, bare loop": "files",
+    "files, bare loop with the same transform": "files, same transform",
     "tar, webdataset": "webdataset",
     "Parquet, datasets": "datasets",
 }

@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import copier
+import psutil
 
 REPOSITORY = Path(__file__).parents[1]
 CONTESTANTS = Path(__file__).parent / "contestants"
@@ -55,28 +58,64 @@ def project(*trackers: str, **answers: str) -> Path:
     return folder
 
 
+def copied(folder: Path) -> Path:
+    """Return a copy of a project."""
+    return Path(shutil.copytree(folder, Path(tempfile.mkdtemp(prefix="benchmarks-")) / "demo"))
+
+
+@cache
+def with_clock(folder: Path | None = None) -> Path:
+    """Return a copy of a project that times its steps as the contestants do."""
+    copy = copied(folder or project())
+    shutil.copy(CONTESTANTS / "plugin.py", copy / "src" / "demo" / "plugins" / "benchmark.py")
+    return copy
+
+
 def start(
     setting: Setting,
     *arguments: str,
     folder: Path | None = None,
     env: Mapping[str, str] | None = None,
-) -> str:
-    """Run a program on all ranks with torchrun, in a project's folder; return what it printed.
+) -> dict[str, float]:
+    """Run a program on all ranks with torchrun, in a project's folder; return its figures.
+
+    They are the last line that it printed as JSON, and `command MiB`: the largest memory of
+    torchrun and all ranks together.
 
     Raises:
         RuntimeError: the program failed.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, f"--nproc-per-node={setting.ranks}", *arguments],
-        cwd=folder or project(),
-        env={**environment(setting, folder), **(env or {})},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as printed:
+        process = psutil.Popen(
+            [*command, f"--nproc-per-node={setting.ranks}", *arguments],
+            cwd=folder or project(),
+            env={**environment(setting, folder), **(env or {})},
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+        mib = peak_mib(process)
+        printed.seek(0)
+        output = printed.read()
+    if process.wait():
+        raise RuntimeError(f"{' '.join(arguments)}:\n{output[-6000:]}")
+    found = [line for line in output.splitlines() if line.startswith('{"')]
+    return {**(json.loads(found[-1]) if found else {}), "command MiB": mib}
+
+
+def peak_mib(process: psutil.Popen) -> float:
+    """Wait for a process, and return the largest memory of it and its children together, in MiB.
+
+    A page that several of them share counts once.
+    """
+    largest = 0
+    while True:
+        with suppress(psutil.Error):
+            each = [process, *process.children(recursive=True)]
+            largest = max(largest, sum(one.memory_full_info().pss for one in each))
+        with suppress(psutil.TimeoutExpired, subprocess.TimeoutExpired):
+            process.wait(0.5)
+            return largest / 2**20
 
 
 def train(setting: Setting, *flags: str, folder: Path | None = None) -> Path:
@@ -95,10 +134,9 @@ def peer(setting: Setting, name: str, folder: Path | None = None, **options: obj
 def figures(
     setting: Setting, name: str, folder: Path | None = None, **options: object
 ) -> dict[str, float]:
-    """Run a contestant and return its last printed line: its `figure`, and other numbers."""
+    """Run a contestant and return what it measured: its `figure`, and other numbers."""
     env = {f"BENCHMARK_{key.upper()}": str(value) for key, value in options.items()}
-    output = start(setting, str(CONTESTANTS / f"{name}.py"), folder=folder, env=env)
-    return json.loads(output.splitlines()[-1])
+    return start(setting, str(CONTESTANTS / f"{name}.py"), folder=folder, env=env)
 
 
 def lines(run_dir: Path) -> Sequence[dict[str, float]]:

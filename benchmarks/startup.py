@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import time
+from functools import cache
+from pathlib import Path
 
 from .compare import Comparison, in_turns
-from .ranks import Setting, environment, lines, peer, project, train
+from .ranks import Setting, copied, environment, lines, peer, project, train
 
-MOST, MOST_OF_HELP = 1.25, 0.3  # targets: times what each training must do, times importing torch
+MOST, MOST_OF_HELP = 1.1, 0.3  # targets: times what each training must do, times importing torch
 ALL_TRACKERS = ("tensorboard", "wandb", "aim", "mlflow")
 
 
@@ -18,31 +20,21 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
     figures = in_turns(
         {
             "this project": lambda: first_step(setting, "--trackers=none"),
+            "figures not drawn": lambda: first_step(setting, "--trackers=none", folder=undrawn()),
             "with TensorBoard": lambda: first_step(setting, "--trackers=tensorboard"),
-            "import torch, join the ranks": lambda: joined(setting),
-            "joined, DDP and SGD made": lambda: joined(setting, ddp="yes"),
+            "import torch, join": lambda: joined(setting),
+            "import torch, join, make DDP and SGD": lambda: joined(setting, ddp="yes"),
         },
         repeats,
     )
     first = Comparison(
         title="Time from the command to the first step",
         unit="s",
-        baseline="import torch, join the ranks",
+        baseline="import torch, join, make DDP and SGD",
         figures=figures,
         target=f"at most {MOST} times",
         limit=MOST,
         notes=["torchrun's own start is in all of them."],
-    )
-    with_ddp = Comparison(
-        title="Time from the command to the first step, compared with plain DDP",
-        unit="s",
-        baseline="import torch, join, make DDP and SGD",
-        figures={
-            "this project": figures["this project"],
-            "import torch, join, make DDP and SGD": figures["joined, DDP and SGD made"],
-        },
-        target=f"at most {MOST} times",
-        limit=MOST,
     )
     unused = Comparison(
         title="Start with trackers that the run does not use",
@@ -74,20 +66,31 @@ def measure(setting: Setting, repeats: int) -> list[Comparison]:
         limit=MOST_OF_HELP,
     )
     first.met = first.ratios["this project"] <= MOST
-    with_ddp.met = with_ddp.ratios["this project"] <= MOST
     unused.met = unused.ratios["rendered with all four"] <= 1.03  # within the noise
     answer.met = answer.ratios["this project"] < MOST_OF_HELP
-    return [first, with_ddp, unused, answer]
+    return [first, unused, answer]
 
 
 def first_step(
-    setting: Setting, *flags: str, trackers: tuple[str, ...] = ("tensorboard",)
+    setting: Setting,
+    *flags: str,
+    trackers: tuple[str, ...] = ("tensorboard",),
+    folder: Path | None = None,
 ) -> float:
     """Return the seconds from the command until rank 0 has logged the first step."""
-    folder = project(*trackers)
+    folder = folder or project(*trackers)
     began = time.time()
     run_dir = train(setting, "--max-steps=1", "--log-every=1", *flags, folder=folder)
     return next(line["time"] for line in lines(run_dir) if "train/loss" in line) - began
+
+
+@cache
+def undrawn() -> Path:
+    """Return a project without figures, which would be drawn once before the first step."""
+    folder = copied(project("tensorboard"))
+    path = folder / "src" / "demo" / "figures.py"
+    path.write_text("def draw(*_: object) -> dict[str, object]:\n    return {}\n", "utf-8")
+    return folder
 
 
 def joined(setting: Setting, ddp: str = "") -> float:

@@ -5,6 +5,7 @@ import os
 import time
 
 import torch
+from stopwatch import peak_mib
 
 
 def batch_size() -> int:
@@ -23,6 +24,9 @@ def device() -> torch.device:
 class Clock:
     """Times the steps after the warm-up, and prints images per second of all ranks.
 
+    It also prints what rank 0 needs: `cpu ms`, the CPU time of a step, user and system, over all
+    its threads, and `rank MiB`, the peak memory of its process.
+
     Attributes:
         total: number of steps to take, including the warm-up.
     """
@@ -38,11 +42,12 @@ class Clock:
         if self.steps in (self.warm_up, self.total):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
+            now, cpu = time.perf_counter(), time.process_time()
             if self.steps == self.warm_up:
-                self.began = time.perf_counter()
+                self.began, self.cpu = now, cpu
             elif int(os.environ["RANK"]) == 0:
                 steps = self.total - self.warm_up
                 samples = steps * batch_size() * int(os.environ["WORLD_SIZE"])
-                figure = samples / (time.perf_counter() - self.began)
-                print(json.dumps({"figure": figure}), flush=True)
+                found = {"figure": samples / (now - self.began), "rank MiB": peak_mib()}
+                print(json.dumps(found | {"cpu ms": 1000 * (cpu - self.cpu) / steps}), flush=True)
         return self.steps >= self.total

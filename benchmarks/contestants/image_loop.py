@@ -1,9 +1,9 @@
 """A bare loop over JPEG images, with the loader that BENCHMARK_LOADER names."""
 
-import io
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from clock import Clock, batch_size, device
 from demo import model
+from demo.files import Sample
 from demo.settings import Settings
-from demo.transforms import random_part
+from demo.transforms import augment, random_part
 from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -35,23 +36,31 @@ def transform(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
+def same_transform(content: bytes) -> Tensor:
+    """Do the same as the project."""
+    return augment(Sample("", content, 0), SIZE, least=0.25).permute(2, 0, 1)
+
+
 class ImageFolder(Dataset):
     """torchvision's `ImageFolder`: a folder for each class, a PIL image for each file."""
 
-    def __init__(self) -> None:
-        self.paths = sorted(FOLDER.glob("*/*.jpg"))
+    def __init__(self, same: bool = False) -> None:
+        self.paths, self.same = sorted(FOLDER.glob("*/*.jpg")), same
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        with self.paths[index].open("rb") as file:
-            return transform(Image.open(file)), int(self.paths[index].parent.name)
+        path = self.paths[index]
+        if self.same:
+            return same_transform(path.read_bytes()), int(path.parent.name)
+        with path.open("rb") as file:
+            return transform(Image.open(file)), int(path.parent.name)
 
 
-def image_folder() -> Batches:
+def image_folder(same: bool = False) -> Batches:
     """Return a DataLoader over files by class."""
-    data = ImageFolder()
+    data = ImageFolder(same)
     sampler = DistributedSampler(data) if dist.is_initialized() else None
     return DataLoader(
         data,
@@ -95,17 +104,18 @@ def hugging_face() -> Batches:
 
 
 def decoded() -> Iterator[None]:
-    """Only decode, crop and mirror images that are in memory: the limit."""
+    """Only decode, crop and mirror images that are in memory, as the project does: the limit."""
     contents = [path.read_bytes() for path in sorted(FOLDER.glob("*/*.jpg"))[:2000]]
     while True:
         for first in range(0, len(contents) - batch_size(), batch_size()):
             for content in contents[first : first + batch_size()]:
-                transform(Image.open(io.BytesIO(content)))
+                same_transform(content)
             yield None
 
 
 LOADERS: dict[str, Callable[[], Batches]] = {
     "files": image_folder,
+    "files, same transform": partial(image_folder, same=True),
     "webdataset": web_dataset,
     "datasets": hugging_face,
 }

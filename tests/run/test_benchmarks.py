@@ -35,7 +35,7 @@ def test_ratios_are_those_of_the_same_turn() -> None:
 @pytest.mark.slow
 def test_the_trainer_and_those_beside_it_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "WARM_UP", 50)
-    assert steps.ours(SETTING, 4, 50) > 0
+    assert steps.ours(SETTING, 4, 50)["cpu ms"] > 0
     for name in ("bare", "reference"):  # the others need packages that no test does
         assert peer(SETTING, name, batch=4, warm_up=1, steps=3) > 0
     assert startup.joined(SETTING, ddp="yes") > 0
