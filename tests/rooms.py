@@ -30,7 +30,7 @@ PROJECTS: Mapping[str, Mapping[str, object]] = {
 }
 ROOMS = ("engine/data", "engine/ranks", "engine/run", "engine", "plugins", "tools", "trackers", "")
 CEILINGS = {
-    "engine": 2260,
+    "engine": 2263,
     "engine/data": 450,
     "engine/ranks": 656,
     "engine/run": 940,

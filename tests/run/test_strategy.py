@@ -6,6 +6,8 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -260,6 +262,67 @@ def test_shards_of_an_early_python_3_11_are_read(
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Attack()))
     with pytest.raises(pickle.UnpicklingError, match="calls getattr"):
         shards.read(tmp_path, {"a": None})
+
+
+SAVES = """
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo")
+from demo.engine import shards
+
+folder, rank = Path(sys.argv[1]), dist.get_rank()
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+joined = []
+join = DefaultSavePlanner._create_global_plan
+DefaultSavePlanner._create_global_plan = lambda *given: joined.append(1) or join(*given)
+
+
+def save(name, lengths):
+    whole = {key: torch.arange(n) * 1.0 + len(name) for key, n in lengths.items()}
+    parts = {key: distribute_tensor(each, mesh, [Shard(0)]) for key, each in whole.items()}
+    shards.write(folder / name, parts, dist.group.WORLD)
+    for key, each in shards.read(folder / name, dict.fromkeys(lengths)).items():
+        assert each.equal(whole[key]), (name, key)
+
+
+for name in ("first", "second", "the third"):
+    save(name, {"a": 9, "b": 4})
+save("with more", {"a": 9, "b": 4, "c": 7})
+assert len(joined) == (2 if rank == 0 else 0), joined
+opened = shards.open_regular
+for broken in (0, 2):  # rank 0 also plans
+    if rank == broken:
+        shards.open_regular = None
+    try:
+        save("broken", {"a": 9, "b": 4})
+    except OSError as error:
+        assert f"rank {broken}" in str(error), error
+    else:
+        raise AssertionError("a rank could not write")
+    shards.open_regular = opened
+    save("after it", {"a": 9, "b": 4})
+    save("after that", {"a": 9, "b": 4})
+assert len(joined) == (5 if rank == 0 else 0), joined
+"""
+
+
+def test_rank_0_joins_the_plans_of_a_save_only_if_they_change(
+    project: Path, tmp_path: Path
+) -> None:
+    """Each save is read again by each rank, also after one that a rank could not write."""
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    env = {**os.environ, "PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*ranks, str(script), str(tmp_path)], env=env, check=True)
 
 
 def on_nodes(project: Path, run_dir: Path, nodes: str, *flags: str) -> Job:

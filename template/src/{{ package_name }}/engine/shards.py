@@ -23,6 +23,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from .filesystem import HashedFile, remove
 from .foreign import ShardsUnpickler, check_archive, open_regular, read_bytes
 
+FAILURES = [0]
+"""How many saves have failed. Then some ranks may have kept their plans, and others not, so no rank
+uses them again (github.com/pytorch/pytorch/issues/176289)."""
+
 
 def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
     """Write sharded tensors; every rank calls this, with the same names.
@@ -45,14 +49,23 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: dist.ProcessGroup) -
     writer, files = dcp.FileSystemWriter(folder), _Files(folder)
     writer.fs = files
     try:
-        dcp.save(dict(parts), storage_writer=writer, process_group=group)
+        dcp.save(dict(parts), storage_writer=writer, planner=planner(), process_group=group)
     except CheckpointException as error:
+        FAILURES[0] += 1
         rank, (first, _) = next(iter(error.failures.items()))
         raise OSError(f"rank {rank}: {first}") from None
     lines = [f"{digest}  {folder.stem}/{name}" for name, digest in files.digests.items()]
     of_ranks: list[list[str]] = [[]] * group.size()
     dist.all_gather_object(of_ranks, lines, group)
     return [line for each in of_ranks for line in each]
+
+
+def planner() -> dcp.DefaultSavePlanner:
+    """Return a planner that keeps all ranks' plans, so that rank 0 joins them only if they change.
+
+    torch keeps them by the name of the planner's class.
+    """
+    return type(f"Planner{FAILURES[0]}", (dcp.DefaultSavePlanner,), {})(enable_plan_caching=True)
 
 
 def read(folder: Path, like: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
