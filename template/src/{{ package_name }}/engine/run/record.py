@@ -88,15 +88,20 @@ class Recorder:
 
     def add(self, name: str, value: float | Tensor, weight: float, how: How = "mean") -> None:
         """Record a number as `record` does, but without checks: the name may be a taken one."""
-        value = _exact(value)
-        if how == "mean":
-            # The value may be nan, and zero times nan is nan.
-            value = value * weight if weight else torch.zeros_like(value)
-        if name in self.values:
-            _, before, weights = self.values[name]
-            before, weight = _exact(before).to(value), weights + weight
-            value = torch.maximum(before, value) if how == "max" else before + value
-        self.values[name] = (how, value, weight)
+        none = -math.inf if how == "max" else 0.0
+        _, total, weights = self.values.get(name, (how, none, 0.0))
+        if isinstance(value, Tensor):
+            value, dtype = value.detach().reshape(()), sum_dtype(value.device)
+            total = torch.as_tensor(total, dtype=dtype, device=value.device)
+        else:
+            value = float(value)
+        if how == "max":
+            total = _larger(total, value)
+        elif weight and isinstance(value, Tensor):  # torch.add computes with the dtype of the sum
+            total = torch.add(total, value, alpha=weight)
+        elif weight:  # else the value may be nan, and zero times nan is nan
+            total = total + value * weight
+        self.values[name] = (how, total, weights + weight)
 
     @contextmanager
     def apart(self, split: str = "unused") -> Iterator[None]:
@@ -159,20 +164,17 @@ def merge(state: Sequence[Values]) -> Values:
             known, before, weights = found[name]
             if known != how:
                 raise UsageError(f"'{name}' is recorded as {how} and as {known}: choose one")
-            if how != "max":
-                value += before
-            elif before > value or before != before:  # nan: it stays
-                value = before
+            value = _larger(before, value) if how == "max" else before + value
             weight += weights
         found[name] = (how, value, weight)
     return found
 
 
-def _exact(value: float | Tensor) -> Tensor:
-    """Return a number as a tensor of shape (), on its device, with the dtype of sums."""
-    if not isinstance(value, Tensor):
-        return torch.tensor(float(value), dtype=torch.float64)
-    return value.detach().reshape(()).to(sum_dtype(value.device))
+def _larger(one: float | Tensor, other: float | Tensor) -> float | Tensor:
+    """Return the larger number, or nan if one of them is nan; of tensors, without waiting."""
+    if isinstance(one, Tensor):
+        return torch.maximum(one, torch.as_tensor(other, dtype=one.dtype, device=one.device))
+    return other if other > one or other != other else one
 
 
 RECORDER = Recorder()
