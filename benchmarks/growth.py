@@ -126,6 +126,15 @@ def measure(setting: Setting, repeats: int) -> list[Growth]:
             },
         ),
         _growth(
+            "Growth: training the example",
+            "ms",
+            {
+                "a step": (ddp, "step ms"),
+                "a line of the log": (parts, "log ms"),
+                "an evaluation": (ddp, "evaluation ms"),
+            },
+        ),
+        _growth(
             "Growth: a logged step",
             "bytes",
             {"written by rank 0": (ddp, "line bytes")},

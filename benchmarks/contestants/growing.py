@@ -28,6 +28,7 @@ from demo.engine.ranks.process_group import joined
 from demo.engine.ranks.signals import StopRequest
 from demo.engine.ranks.strategy import is_dtensor
 from demo.engine.ranks.world import World
+from demo.engine.run.record import RECORDER
 from demo.engine.training import Training
 from demo.settings import Settings
 from plans import planning
@@ -205,10 +206,21 @@ def spreading(world: World, settings: Settings) -> tuple[dict[str, Any], Figures
     return state, {f"{name} ms": clock.ms, f"{name} MiB": held / MIB}
 
 
+def reducing(world: World) -> Figures:
+    """Measure the reduction of a dozen numbers over all ranks, for a line of the log."""
+
+    def read() -> None:
+        for number in range(12):
+            RECORDER.add(f"train/number_{number}", number / 7, 1)
+        RECORDER.read(world)
+
+    return {"log ms": milliseconds(read)}
+
+
 def parts() -> Figures:
     """Return the figures of all parts of a training."""
     world, figures = joining()
-    figures |= sharding(world) | resuming(world)
+    figures |= sharding(world) | resuming(world) | reducing(world)
     with tempfile.TemporaryDirectory() as folder:
         for name in ("ddp", "fsdp"):
             state, more = spreading(world, Settings.parse(["--device=cpu", f"--strategy={name}"]))
@@ -241,7 +253,12 @@ def training() -> Figures:
             for name in ("metrics.jsonl", "log.txt")
         ]
         once = ("provenance.json", "summary.json", "config.yaml")
+        summary = json.loads(Path(folder, "summary.json").read_text())
+        lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+        evaluations = sum("validation/loss" in line or "test/loss" in line for line in lines)
         return {
+            "step ms": 1000 * summary["trained_seconds"] / summary["global_step"],
+            "evaluation ms": 1000 * summary["usage"]["seconds"]["validation"] / evaluations,
             "peak MiB": peak_mib(),
             "line bytes": sum(len(line) + 1 for line in logged),
             "files": len(files) - len(saved),
