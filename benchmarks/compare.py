@@ -6,6 +6,7 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +28,7 @@ class Comparison:
         target: the target for the ratio of the first contestant, in words; "" for none.
         limit: the target as a number, for the picture; None if it is not a ratio.
         met: whether the target is met; None if there is no target.
+        date: when it was measured, as YYYY-MM-DD.
     """
 
     title: str
@@ -37,6 +39,7 @@ class Comparison:
     limit: float | None = None
     met: bool | None = None
     notes: list[str] = field(default_factory=list)
+    date: str = field(default_factory=lambda: date.today().isoformat())
 
     @property
     def medians(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 
 from .compare import short
 from .ranks import CONTESTANTS, Setting, environment, project
@@ -27,6 +28,7 @@ class Growth:
         sizes: world sizes.
         figures: for each quantity, a median for each size.
         notes: explanations of the figures.
+        date: when it was measured, as YYYY-MM-DD.
     """
 
     title: str
@@ -34,6 +36,7 @@ class Growth:
     sizes: list[int]
     figures: dict[str, list[float]]
     notes: list[str] = field(default_factory=list)
+    date: str = field(default_factory=lambda: date.today().isoformat())
 
     @property
     def exponents(self) -> dict[str, float]:

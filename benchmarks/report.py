@@ -7,10 +7,11 @@ from typing import Any
 
 from . import plots
 from .compare import Comparison, short
+from .growth import Growth
 
 README = Path(__file__).parent / "README.md"
 RESULTS = Path(__file__).parent / "results"
-BEGIN, END = "<!-- made by report.py -->", "<!-- the end of what report.py made -->"
+BEGIN, END = "<!-- {} made by report.py -->", "<!-- the end of what report.py made -->"
 
 
 def write() -> None:
@@ -22,10 +23,17 @@ def write() -> None:
 
 def renewed(readme: str) -> str:
     """Return the text of README.md with new tables of all results."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    tables = [table(path.stem, load(path)) for path in sorted(RESULTS.glob("*.json"))]
-    return "\n\n".join([before + BEGIN, *tables, END + after])
+    results = {path.stem: load(path) for path in sorted(RESULTS.glob("*.json"))}
+    made = {
+        "ratios": [table(name, each) for name, each in results.items()],
+        "growth": [growth(each) for each in results.values()],
+    }
+    for name, tables in made.items():
+        begin = BEGIN.format(name)
+        before, rest = readme.split(begin)
+        _, after = rest.split(END, 1)
+        readme = "\n\n".join([before + begin, *filter(None, tables), END + after])
+    return readme
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -43,13 +51,30 @@ def table(name: str, results: Mapping[str, Any]) -> str:
         "",
         f"![Ratios of this project and other programs]({RESULTS.name}/{name}-ratios.png)",
         "",
-        "| | this project | baseline | ratio | target | ratios of the others |",
-        "|---|--:|--:|--:|---|---|",
+        "| | this project | baseline | ratio | target | ratios of the others | date |",
+        "|---|--:|--:|--:|---|---|---|",
     ]
     lines += [
         row(Comparison(**each)) for each in results["comparisons"].values() if "baseline" in each
     ]
     return "\n".join(lines)
+
+
+def growth(results: Mapping[str, Any]) -> str:
+    """Return a table for each list of world sizes: the first size and the last two."""
+    grown = [Growth(**each) for each in results["comparisons"].values() if "sizes" in each]
+    tables: dict[tuple[int, ...], list[str]] = {}
+    for each in grown:
+        sizes = (each.sizes[0], *each.sizes[-2:])
+        head = [f"| of one rank | {' | '.join(f'{n:,} ranks' for n in sizes)} | exponent |"]
+        lines = tables.setdefault(sizes, [*head, "|---|--:|--:|--:|--:|"])
+        for name, exponent in each.exponents.items():
+            values = (each.figures[name][0], *each.figures[name][-2:])
+            shown = " | ".join(f"{short(value)} {each.unit}" for value in values)
+            lines.append(
+                f"| {each.title.removeprefix('Growth: ')}: {name} | {shown} | {round(exponent, 1) + 0:.1f} |"
+            )
+    return "\n\n".join("\n".join(lines) for lines in tables.values())
 
 
 def row(comparison: Comparison) -> str:
@@ -65,7 +90,8 @@ def row(comparison: Comparison) -> str:
             f"{comparison.baseline}: {short(medians[comparison.baseline])}",
             f"{ratios[mine]:.2f}",
             f"{comparison.target}{verdict}",
-            f"{', '.join(others)} |",
+            ", ".join(others),
+            f"{comparison.date} |",
         ]
     )
 

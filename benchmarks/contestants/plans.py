@@ -71,8 +71,8 @@ def planning(state: dict[str, Any], size: int, folder: Path) -> dict[str, float]
         writer.finish(metadata, written)
     again = Clock()
     with again:  # the ranks say that their plans are as before
-        plans, metadata = planner.create_global_plan([SavePlan([], usable=False)] * size)
-        [pickle.dumps(plan) for plan in writer.prepare_global_plan(plans)]
+        same, metadata = planner.create_global_plan([SavePlan([], usable=False)] * size)
+        [pickle.dumps(plan) for plan in writer.prepare_global_plan(same)]
     with again:
         writer.finish(metadata, written)
     return figures | {
