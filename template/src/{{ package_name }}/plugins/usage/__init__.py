@@ -43,8 +43,8 @@ class Plugin:
         self.machine.record()
 
     def on_save(self, _training: "Training") -> None:
-        """Collect the usage of all ranks."""
-        self._gather()
+        """Collect the usage of all ranks at their last samples: a new one takes milliseconds."""
+        self._gather(sampled=True)
 
     def on_summary(self, training: "Training", summary: dict[str, Any]) -> None:
         """Add the usage of all attempts to summary.json, and log it."""
@@ -66,8 +66,9 @@ class Plugin:
             if training.world.is_main:
                 self._write()
 
-    def _gather(self) -> None:
-        self.machine.sample()
+    def _gather(self, sampled: bool = False) -> None:
+        if not sampled:
+            self.machine.sample()
         self.ranks = self.training.world.gather(self.machine.describe())
 
     def _log(self, finished: bool) -> dict[str, Any]:
