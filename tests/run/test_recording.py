@@ -1,5 +1,6 @@
 """Numbers that model.py records become one number over all ranks."""
 
+import itertools
 import shutil
 import time
 from importlib import import_module
@@ -132,6 +133,17 @@ def test_what_has_no_weight_does_not_count(project: Path) -> None:
         recorder.record("none", value, weight=0)
     alone = import_module("demo.engine.ranks.world").World(*ALONE)
     assert recorder.read(alone) == {"train/some": 2}
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product((float, torch.tensor), repeat=3)])
+def test_the_maximum_of_numbers_and_tensors(project: Path, kinds: tuple) -> None:
+    alone = import_module("demo.engine.ranks.world").World(*ALONE)
+    recorder = import_module("demo.engine.run.record").Recorder()
+    nan = float("nan")
+    for values, most in (((-3, -1, -2), -1), ((nan, 1, 2), nan), ((1, nan, 2), nan)):
+        for value, kind in zip(values, kinds, strict=True):
+            recorder.record("most", kind(value), "max")
+        assert recorder.read(alone) == pytest.approx({"train/most": most}, nan_ok=True)
 
 
 @pytest.mark.parametrize(
