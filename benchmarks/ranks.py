@@ -146,8 +146,10 @@ def lines(run_dir: Path) -> Sequence[dict[str, float]]:
 
 def environment(setting: Setting, folder: Path | None = None) -> dict[str, str]:
     """Return the environment that all contestants have."""
+    # Without compiled files, Python would compile torch at every start.
+    kept = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **kept,
         "PYTHONPATH": f"{(folder or project()) / 'src'}:{CONTESTANTS}",
         "OMP_NUM_THREADS": str(setting.threads),
         "BENCHMARK_DEVICE": setting.device,
