@@ -71,9 +71,8 @@ def growth(results: Mapping[str, Any]) -> str:
         for name, exponent in each.exponents.items():
             values = (each.figures[name][0], *each.figures[name][-2:])
             shown = " | ".join(f"{short(value)} {each.unit}" for value in values)
-            lines.append(
-                f"| {each.title.removeprefix('Growth: ')}: {name} | {shown} | {round(exponent, 1) + 0:.1f} |"
-            )
+            what = f"{each.title.removeprefix('Growth: ')}: {name}"
+            lines.append(f"| {what} | {shown} | {round(exponent, 1) + 0:.1f} |")
     return "\n\n".join("\n".join(lines) for lines in tables.values())
 
 
