@@ -88,11 +88,11 @@ class Recorder:
 
     def add(self, name: str, value: float | Tensor, weight: float, how: How = "mean") -> None:
         """Record a number as `record` does, but without checks: the name may be a taken one."""
-        none = -math.inf if how == "max" else 0.0
-        _, total, weights = self.values.get(name, (how, none, 0.0))
+        _, total, weights = self.values.get(name, (how, -math.inf if how == "max" else 0.0, 0.0))
         if isinstance(value, Tensor):
-            value, dtype = value.detach().reshape(()), sum_dtype(value.device)
-            total = torch.as_tensor(total, dtype=dtype, device=value.device)
+            value = value.detach().reshape(())
+            if not isinstance(total, Tensor):  # unlike torch.tensor, torch.full waits for no GPU
+                total = torch.full((), total, dtype=sum_dtype(value.device), device=value.device)
         else:
             value = float(value)
         if how == "max":
