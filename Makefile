@@ -18,8 +18,8 @@ torch-oldest = torch==$(call named,>=).0
 torch-newest = torch<$(lastword $(call named,<))
 # The tests that depend most on PyTorch.
 TORCH_TESTS := tests/render/test_types.py $(addprefix tests/run/test_,$(addsuffix .py, \
-	check_comm data evaluate examples flops foreign_files hooks launch learner profile recipes resume saving \
-	step_totals strategy torch_names torch_versions))
+	check_comm compiler data evaluate examples flops foreign_files hooks launch learner profile recipes \
+	resume saving step_totals strategy torch_names torch_versions))
 # The Slurm version of test-slurm, or all.
 SLURM ?= 26.05
 SLURM_VERSIONS := 23.11 24.11 25.11 26.05

@@ -17,6 +17,7 @@ It imports none of your files.
     checks.py       checks of model.py, data.py and the ranks
     errors.py       error messages of one line
     filesystem.py   safe writes of files
+    compiler.py     spares a run the import of PyTorch's compiler
     nested.py       batches of nested tuples, lists and dictionaries
     ranks/          how ranks start, meet, communicate and stop; device; DDP and FSDP
     data/           which samples each rank reads; loading workers; seeds

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
+from .compiler import answer_optimizers
 from .config import Settings
 from .errors import UsageError
 from .ranks.strategy import distribute, full_tensor, is_dtensor, local_part
@@ -47,6 +48,7 @@ class Networks:
     """
 
     def __init__(self, learner: Any, settings: Settings, world: World, resumes: bool) -> None:  # noqa: ANN401
+        answer_optimizers()
         built, units = learner.build(), learner.fsdp_units
         self.single = isinstance(built, nn.Module)
         self.modules: dict[str, nn.Module] = _named("build", built, "network", nn.Module)

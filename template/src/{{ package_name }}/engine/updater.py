@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .checks import check_loss
+from .compiler import spared
 from .config import Settings
 from .data.steps import Loaded
 from .errors import UsageError
@@ -87,7 +88,9 @@ class Updater:
             if not scaler.is_enabled() or norm.isfinite():
                 RECORDER.add(f"train/{label}gradient_norm", norm, 1)
         for name in names:
-            scaler.step(self.networks.optimizers[name])
+            optimizer = self.networks.optimizers[name]
+            with spared(type(optimizer)):
+                scaler.step(optimizer)
         before = scaler.get_scale()
         scaler.update()
         if scaler.is_enabled() and self.world.is_main:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..compiler import spared
 from ..config import Settings
 from ..errors import UsageError
 from .device import HALF
@@ -53,8 +54,9 @@ def distribute(network: nn.Module, units: Units, settings: Settings, world: Worl
     new, old = "forward_sync_buffers", "broadcast_buffers"
     options[new if new in signature(DistributedDataParallel).parameters else old] = False
     first = _WithFirstPass(called)
-    replica = DistributedDataParallel(first, gradient_as_bucket_view=True, **options)
-    replica().backward()
+    with spared(DistributedDataParallel):
+        replica = DistributedDataParallel(first, gradient_as_bucket_view=True, **options)
+        replica().backward()
     replica.zero_grad()
     first.warming_up = False
     return replica
