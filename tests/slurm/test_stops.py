@@ -18,6 +18,7 @@ from .trainings import (
     STEPS,
     both_launchers,
     check_checkpoints,
+    check_end,
     check_same,
     submit,
     suspend,
@@ -84,6 +85,20 @@ def test_sharded_networks_and_four_ranks_come_back_from_preemption(
         shards = [path.name for path in (folder / "step-00000150.shards").iterdir()]
         assert sorted(shards) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     check_checkpoints(folder)
+
+
+@pytest.mark.slow
+def test_it_is_suspended_for_longer_than_a_rank_waits(
+    cluster: Cluster, projects: dict[str, Project], uninterrupted: Job
+) -> None:
+    """As with PreemptMode=SUSPEND: Slurm stops the processes without a notice."""
+    job = submit(projects["srun"], flags=("--timeout=5",)).wait_for_step(30)
+    cluster.run("scontrol", "suspend", job.id)
+    job.wait_until("SUSPENDED")
+    time.sleep(10)
+    cluster.run("scontrol", "resume", job.id)
+    check_end(job, uninterrupted)
+    assert job.restarts == 0
 
 
 @both_launchers
