@@ -57,9 +57,9 @@ def draw(runs: Path, theme: str) -> Figure:
         axes.plot(times[part], steps[part], color=blue, linewidth=2.5)
     left, right = ((time, steps[gap]) for time in times[gap : gap + 2])
     axes.plot(*zip(left, right, strict=True), color=red, linewidth=2, linestyle=":")
-    say("preempted:\nsaves a checkpoint", left, (2, -8), va="top")
-    say("waits in the queue", right, (-4, 5), ha="right", color=red)
-    say("resumes at the\nnext sample", right, (8, -8), va="top")
+    say("waits in the queue", left, (2, -6), va="top", color=red)
+    say("preempted:\nsaves a checkpoint", left, (2, -24), va="top")
+    say("resumes at the\nnext sample", right, (24, -8), va="top")
 
     last = (times[-1], steps[-1])
     axes.plot(*zip(end, last, strict=True), color=text, linewidth=1, linestyle=":")
