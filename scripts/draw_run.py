@@ -88,6 +88,8 @@ def blank(text: str, plain: str) -> tuple[Figure, Axes]:
 
 def main() -> None:
     """Write the figure once for each theme."""
+    if len(sys.argv) != 3:
+        sys.exit("error: expected: draw_run.py RUNS OUTPUT")
     runs, output = map(Path, sys.argv[1:])
     mpl.rcParams["svg.hashsalt"] = "the same ids each time"
     for theme in THEMES:

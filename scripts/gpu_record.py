@@ -111,4 +111,6 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("error: expected: gpu_record.py FILE")
     main(*sys.argv[1:])

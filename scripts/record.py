@@ -195,5 +195,7 @@ def draw(screens: list[Screen]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("error: expected: record.py FILE")
     with tempfile.TemporaryDirectory() as scratch:
         Path(sys.argv[1]).write_text(draw(record(Path(scratch))), "utf-8")

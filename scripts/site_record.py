@@ -57,4 +57,6 @@ def main(preset: str, file: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("error: expected: site_record.py PRESET FILE")
     main(*sys.argv[1:])

@@ -112,3 +112,10 @@ def test_other_files_are_refused(copy: Path, text: str) -> None:
 def test_the_page_shows_all_records() -> None:
     page = (TEMPLATE / "docs/gpu.md").read_text()
     assert gpu_record.renewed(page) == page
+
+
+@pytest.mark.parametrize("script", ["gpu_record.py", "site_record.py", "draw_run.py", "record.py"])
+def test_a_script_without_arguments_says_what_it_expects(script: str) -> None:
+    command = [sys.executable, TEMPLATE / "scripts" / script]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and script in done.stderr and len(done.stderr.splitlines()) == 1
