@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/gpu_record.py gpu.json
 
-A record comes from a stranger: it may have no characters that change the page.
+A record comes from a stranger: it may have nothing that changes the page, such as a link.
 """
 
 import json
@@ -14,7 +14,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs/gpu.md", ROOT / "docs/gpu"
 BEGIN, END = "<!-- made by scripts/gpu_record.py -->", "<!-- end of what it made -->"
-STRANGE = re.compile(r"[^\w\s\"{}\[\]:,.;()'=+%/-]", re.ASCII)
+STRANGE = re.compile(r"[^\w\s\"{}\[\]:,.;()'=+%/-]|\]\s*\(|://|www\.", re.ASCII)
+WORD, DAY = re.compile(r"[\w .,+/()-]{1,60}", re.ASCII), re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+WRONG = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 HEAD = ("date", "gpu", "gpus", "torch", "cuda", "nccl", "driver")
 
 
@@ -27,12 +29,16 @@ def read(file: Path) -> dict[str, Any]:
     """
     text = file.read_text("utf-8")
     if strange := STRANGE.search(text):
-        raise ValueError(f"it has the character {strange[0]!a}")
+        raise ValueError(f"unexpected {strange[0]!a}")
     try:
         record: dict[str, Any] = json.loads(text)
         tables([record])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        words = [str(record["machine"][name]) for name in HEAD]
+        right = DAY.fullmatch(words[0]) and all(map(WORD.fullmatch, words))
+    except WRONG as error:
         raise ValueError(f"expected what `make test-gpu` writes on a GPU: {error!a:.100}") from None
+    if not right:
+        raise ValueError(f"unexpected date or words of the machine: {words!a:.200}")
     return record
 
 
@@ -105,6 +111,8 @@ def main(file: str) -> None:
     name = re.sub(r"\W+", "-", f"{machine['date']}-{machine['gpus']}x{machine['gpu']}".lower())
     RECORDS.mkdir(exist_ok=True)
     kept = RECORDS / f"{name}.json"
+    if kept.exists():
+        sys.exit(f"error: {kept} exists: remove it first to replace it")
     kept.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
     print(f"kept as {kept}, and shown in {PAGE}")

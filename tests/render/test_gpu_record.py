@@ -75,6 +75,9 @@ def test_records_stand_side_by_side(copy: Path) -> None:
     assert found["a slow rank is named"] == ["needs several GPUs"]
     assert found["GPT, MFU [%]"] == ["34.21"]
 
+    before = page.read_text()
+    assert keep(copy, json.dumps(RECORD)).returncode == 1 and page.read_text() == before
+
     later = {**RECORD, "machine": {**MACHINE, "date": "2027-01-01"}, "figures": {}}
     assert keep(copy, json.dumps(later)).returncode == 0
     found = rows(page)
@@ -99,6 +102,12 @@ def changed(**parts: Any) -> str:  # noqa: ANN401
         changed(tests={"test_a": "passed"}),
         changed(figures={"speed": {"value": "fast", "unit": "m/s"}}),
         changed(figures={"`speed`": {"value": 1, "unit": "m/s"}}),
+        changed(figures={"speed": {"value": 10**400, "unit": "m/s"}}),
+        changed(figures={"[speed] (x)": {"value": 1, "unit": "m/s"}}),
+        changed(tests={"test_a": {"outcome": "skipped", "reason": "see https://a.b"}}),
+        changed(machine={**MACHINE, "gpu": "A" * 300}),
+        changed(machine={**MACHINE, "date": "../../evil"}),
+        "[" * 100_000,
     ],
 )
 def test_other_files_are_refused(copy: Path, text: str) -> None:
