@@ -32,14 +32,23 @@ step()
 assert torch._dynamo.eval_frame and torch._dynamo is sys.modules["torch._dynamo"]
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
 """
-OWN = """
-class Own(torch.optim.SGD):
-    def step(self):
-        import torch._dynamo.config as config
-        from torch._dynamo import eval_frame
-        assert eval_frame.config is config
-optimizers = [Own([weight], 0.1)]
+# What a hook of an optimizer, or another thread, may do while an optimizer steps.
+IN_A_STEP = """
+from importlib import import_module
+from threading import Thread
+NAME = "torch._dynamo.config"
+def hook(*_):
+    {}
+handle = optimizers[0].register_step_pre_hook(hook)
 step()
+handle.remove()
+"""
+ONE_COPY = """
+from torch._dynamo import config, convert_frame, eval_frame, utils
+from torch._dynamo.backends import registry
+assert eval_frame.config is config is torch._dynamo.config
+assert convert_frame.counters is utils.counters and utils is torch._dynamo.utils
+assert registry is torch._dynamo.backends.registry
 """
 
 
@@ -54,11 +63,14 @@ def test_a_run_without_compile_does_without_it(launch: Launch) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        "torch.compile(torch.sin, backend='eager')(torch.ones(1))",
-        "with spared(torch.optim.SGD): torch.compile(torch.sin, backend='eager')(torch.ones(1))",
-        "with spared(torch.optim.SGD): torch._dynamo.utils.compile_times()",
-        OWN,
+        "torch.compile(torch.sin)",
+        "import torch._dynamo.config",
+        "from torch._dynamo.utils import counters",
+        "torch._dynamo.utils.compile_times()",
+        "torch._dynamo.graph_break('why'); torch.compiler.disable(recursive=False)(print)",
+        "assert torch.compiler.disable(hook) is not hook",
+        "[each.start() or each.join() for each in [Thread(target=import_module, args=(NAME,))]]",
     ],
 )
-def test_who_uses_it_gets_it(project: Path, use: str) -> None:
-    python(project, f"{BEFORE}\n{use}\n{AFTER}", **LISTED)
+def test_who_uses_it_in_a_step_gets_the_only_one(project: Path, use: str) -> None:
+    python(project, "\n".join([BEFORE, IN_A_STEP.format(use), AFTER, ONE_COPY]), **LISTED)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from torch.optim import SGD
 
 NAME = "torch._dynamo"
+PATH: list[str] = []  # of the stand-in
 
 
-class _StandIn(ModuleType):
+class StandIn(ModuleType):
     """A module with the `known` answers, which imports the real one to answer anything else."""
 
     def __init__(self, name: str, **known: Any) -> None:  # noqa: ANN401
@@ -26,40 +28,74 @@ class _StandIn(ModuleType):
         vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        _remove()
-        return getattr(import_module(self.__name__), name)
+        return getattr(real(self.__name__), name)
 
 
-STAND_IN = _StandIn(
+class Submodules:
+    """Finds the real modules for who imports a part of the compiler from the stand-in.
+
+    Without it, Python would import the whole compiler, and then execute that part a second time.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, _target: object = None) -> ModuleSpec | None:
+        """Return a spec if `path` is that of the stand-in."""
+        return ModuleSpec(name, Submodules) if path is PATH else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        """Return the real module."""
+        return real(spec.name)
+
+    @staticmethod
+    def exec_module(_module: ModuleType) -> None:
+        """Do nothing: the module was executed when it was imported."""
+
+
+def real(name: str) -> ModuleType:
+    """Import a module of the compiler in place of the stand-in."""
+    remove()
+    return import_module(name)
+
+
+def remove() -> None:
+    """Let the next import find the real module."""
+    if sys.modules.get(NAME) is STAND_IN:
+        sys.modules.pop(NAME, None)
+
+
+def disable(function: Any = None, *options: Any, **named: Any) -> Any:  # noqa: ANN401
+    """Return a function as it is to PyTorch itself, which does not want it wrapped."""
+    wrapped = named.get("wrapping", True)
+    return real(NAME).disable(function, *options, **named) if wrapped else function
+
+
+STAND_IN = StandIn(
     NAME,
-    disable=lambda function, *_, **__: function,
-    graph_break=lambda: None,
-    utils=_StandIn(f"{NAME}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+    __path__=PATH,
+    disable=disable,
+    graph_break=lambda *_, **__: None,
+    utils=StandIn(f"{NAME}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),
 )
+sys.meta_path.append(Submodules)
 
 
 @contextmanager
 def spared(user: type) -> Iterator[None]:
     """Answer in place of torch._dynamo inside the context.
 
-    The stand-in has no submodules, so it answers only PyTorch's own code.
-
     Args:
-        user: the class of what runs in the context, such as an optimizer.
+        user: the class of what runs in the context, such as an optimizer. Only PyTorch's own
+            classes are answered.
     """
-    if NAME in sys.modules or not user.__module__.startswith("torch."):
+    own = user.__module__.startswith("torch.")
+    if not own or sys.modules.setdefault(NAME, STAND_IN) is not STAND_IN:
         yield
         return
-    sys.modules[NAME] = STAND_IN
     try:
         yield
     finally:
-        _remove()
-
-
-def _remove() -> None:
-    if sys.modules.get(NAME) is STAND_IN:
-        del sys.modules[NAME]
+        remove()
 
 
 def answer_optimizers() -> None:
