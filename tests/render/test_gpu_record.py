@@ -64,7 +64,10 @@ def rows(page: Path) -> dict[str, list[str]]:
 
 def test_records_stand_side_by_side(copy: Path) -> None:
     page = copy / "docs/gpu.md"
-    before, after = page.read_text().split("There is no record yet.")
+    before, after = (
+        page.read_text().split(gpu_record.BEGIN)[0],
+        page.read_text().split(gpu_record.END)[1],
+    )
     assert keep(copy, json.dumps(RECORD)).returncode == 0
     assert page.read_text().startswith(before) and page.read_text().endswith(after)
     found = rows(page)
