@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import metrics
+import pages
 import pynvml
 import pytest
 from renderer import render_project
@@ -98,13 +100,26 @@ def test_recomputation_takes_less_memory(gpt: Path, tmp_path: Path, figure: Figu
 
 
 def test_small_steps_do_not_wait_for_python(digits: Path, tmp_path: Path, figure: Figure) -> None:
-    """With CUDA graphs, Python starts two graphs of a step instead of all its kernels."""
+    """With CUDA graphs, Python starts two graphs of a step instead of all its kernels.
+
+    With the data on the GPU, it does not make and copy the batches.
+    """
+    resident = Path(shutil.copytree(digits, tmp_path / "demo"))
+    recipe = pages.recipe(resident, "Keep the data on the GPU", "data")
+    recipe.put_data("= Digits(", "= Resident(")
     graphs = ("--compile", "--compile-mode=reduce-overhead")
-    for name, flags in {"eager": (), "compiled": graphs[:1], "CUDA graphs": graphs}.items():
+    variants = {
+        "eager": (digits, ()),
+        "compiled": (digits, graphs[:1]),
+        "CUDA graphs": (digits, graphs),
+        "data on the GPU": (resident, ()),
+        "CUDA graphs and data on the GPU": (resident, graphs),
+    }
+    for name, (project, flags) in variants.items():
         for batch in (64, 256):
             run = tmp_path / f"{name}-{batch}"
             steps = ("--max-steps=1000", "--epochs=99") if GPUS else ("--max-steps=20",)
-            summary = train(digits, run, *steps, f"--batch-size={batch}", *flags, ranks=1)
+            summary = train(project, run, *steps, f"--batch-size={batch}", *flags, ranks=1)
             assert summary["test_accuracy"] > (0.9 if GPUS else 0)
             rate = summary["usage"]["rates"]["samples_per_second"]
             figure(f"digits, batches of {batch}, {name}", rate, "images/s")

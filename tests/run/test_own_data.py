@@ -10,12 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pages
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from .conftest import PACED, QUICK, command, edited, own_project, python, srun
@@ -258,6 +260,56 @@ def test_the_validation_sets_of_the_page(page: Path, tmp_path: Path) -> None:
     job = srun(page, tmp_path / "run", 2).wait()
     assert job.summary["validation_noisy_accuracy"] > 0.1
     assert {"validation/clean/loss", "validation/noisy/loss"} < set().union(*job.metrics())
+
+
+def test_data_on_the_gpu_give_the_same_run(page: Path, tmp_path: Path) -> None:
+    """Here, their device is the CPU; tests/gpu trains with them on GPUs."""
+    plain = srun(page, tmp_path / "plain", 2).wait().summary
+    pages.recipe(page, "Keep the data on the GPU", "data").put_data("= Digits(", "= Resident(")
+    resident = srun(page, tmp_path / "resident", 2).wait().summary
+    assert resident["parameters_sha256"] == plain["parameters_sha256"]
+    assert resident["test_accuracy"] == plain["test_accuracy"]
+
+
+class Traced(Tensor):
+    """A tensor on the CPU that lists what copies it, instead of a copy to a GPU."""
+
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _: Any, given: Any, options: Any = None) -> Any:  # noqa: ANN401
+        if function.__name__ not in ("pin_memory", "to"):
+            return super().__torch_function__(function, _, given, options or {})
+        waits = "" if not options or options["non_blocking"] else " and wait"
+        cls.calls.append(function.__name__ + waits)
+        return given[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "calls"),
+    [("cuda", ["pin_memory", "to"]), ("xpu", ["to"]), ("cpu", ["to and wait"])],
+)
+def test_python_waits_for_copies_to_the_cpu_only(
+    project: Path, device: str, calls: list[str]
+) -> None:
+    from demo.engine import to_device
+
+    Traced.calls.clear()
+    to_device({"images": torch.ones(2).as_subclass(Traced)}, torch.device(device))
+    assert Traced.calls == calls
+
+
+@pytest.mark.parametrize(("workers", "pins"), [(0, False), (1, True)])
+def test_only_loading_workers_have_a_thread_that_pins(
+    project: Path, workers: int, pins: bool
+) -> None:
+    """Without workers, a data set may return batches that are on the GPU, and can't be pinned."""
+    from demo.engine.data.steps import StepLoader
+
+    settings: Any = SimpleNamespace(batch_size=2, accumulate=1, seed=0, workers=workers)
+    world: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cuda"))
+    loader = StepLoader(TensorDataset(torch.ones(4)), settings, world, None)
+    assert loader.loader.pin_memory is pins
 
 
 def test_a_fraction_of_the_data(page: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .errors import UsageError as UsageError
     from .filesystem import write_atomically as write_atomically
     from .nested import split_samples as split_samples
+    from .nested import to_device as to_device
     from .ranks.signals import StopRequest as StopRequest
     from .ranks.world import World as World
     from .run.record import record as record
@@ -60,6 +61,7 @@ HOMES = {
     "World": "ranks.world",
     "record": "run.record",
     "split_samples": "nested",
+    "to_device": "nested",
     "write_atomically": "filesystem",
 }
 """The module of each name. It is imported on first use, so that settings.py does not load torch."""

@@ -73,8 +73,11 @@ class StepLoader:
         self.ended = self.resumed = False
         options = loading_workers(0 if self.has_state else settings.workers)
         self.workers: int = options["num_workers"]
+        # With workers, a thread of DataLoader pins batches. Without, `to_device` pins those that a
+        # dataset has not put on the GPU itself.
+        options["pin_memory"] = self.workers > 0 and world.device.type == "cuda"
         # Without its own generator, DataLoader would draw a number from the global one each epoch.
-        options |= {"pin_memory": world.device.type == "cuda", "generator": torch.Generator()}
+        options["generator"] = torch.Generator()
         if isinstance(dataset, ShardStream):
             dataset.batch_size = settings.batch_size
         if self.is_stream:
