@@ -15,6 +15,7 @@ SECTIONS = (
     "resuming",
     "accuracy",
     "startup",
+    "packing",
     "checkpoints",
     "rendering",
     "growth",

@@ -76,6 +76,7 @@ def start(
     *arguments: str,
     folder: Path | None = None,
     env: Mapping[str, str] | None = None,
+    python: Path = Path(sys.executable),
 ) -> dict[str, float]:
     """Run a program on all ranks with torchrun, in a project's folder; return its figures.
 
@@ -85,7 +86,7 @@ def start(
     Raises:
         RuntimeError: the program failed.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [str(python), "-m", "torch.distributed.run", "--standalone"]
     with tempfile.TemporaryFile("w+") as printed:
         process = psutil.Popen(
             [*command, f"--nproc-per-node={setting.ranks}", *arguments],
@@ -118,11 +119,16 @@ def peak_mib(process: psutil.Popen) -> float:
             return largest / 2**20
 
 
-def train(setting: Setting, *flags: str, folder: Path | None = None) -> Path:
+def train(
+    setting: Setting,
+    *flags: str,
+    folder: Path | None = None,
+    python: Path = Path(sys.executable),
+) -> Path:
     """Train the project as a user does; return the run folder."""
     run_dir = Path(tempfile.mkdtemp(dir=project().parent)) / "run"
     command = ("-m", "demo", "train", f"--run-dir={run_dir}", *setting.flags, *flags)
-    start(setting, *command, folder=folder)
+    start(setting, *command, folder=folder, python=python)
     return run_dir
 
 
