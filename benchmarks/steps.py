@@ -9,7 +9,7 @@ from .ranks import Setting, figures, start, with_clock
 
 BATCHES = {"cpu": (64, 16), "cuda": (64, 256)}  # of each rank: a usual one, another one
 LEAST = 1.0  # target: this share of the bare loop's rate
-WARM_UP, STEPS = 100, {"cpu": 500, "cuda": 3000}
+WARM_UP, STEPS = 100, {"cpu": 1000, "cuda": 3000}
 PEERS = {
     "bare loop": "bare",
     "Lightning": "with_lightning",
