@@ -299,6 +299,31 @@ def test_python_waits_for_copies_to_the_cpu_only(
     assert Traced.calls == calls
 
 
+HUGE = """
+def has_huge_pages(tensor: Tensor) -> bool:
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *words = line.split()
+        if "-" in first:
+            begin, end = (int(each, 16) for each in first.split("-"))
+            found = begin <= tensor.data_ptr() < end
+        elif found and first == "VmFlags:":
+            return "hg" in words
+    return False
+
+
+def load("""
+
+
+def test_large_batches_are_in_huge_pages(project: Path, tmp_path: Path) -> None:
+    root = edited(project, tmp_path, "data.py", "def load(", HUGE.strip())
+    data = root / "src/demo/data.py"
+    probe = "    assert has_huge_pages(torch.ones(2**20))\n    return Datasets("
+    data.write_text(data.read_text().replace("    return Datasets(", probe))
+    new = {"PYTHONUNBUFFERED": "1"}  # torch reads the variable once, so this needs a new process
+    assert srun(root, tmp_path / "run", 1, "--max-steps=1", **new).wait().codes == [0]
+
+
 @pytest.mark.parametrize(("workers", "pins"), [(0, False), (1, True)])
 def test_only_loading_workers_have_a_thread_that_pins(
     project: Path, workers: int, pins: bool

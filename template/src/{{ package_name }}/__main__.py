@@ -27,6 +27,8 @@ def train(argv: Sequence[str]) -> int:
     settings = Settings.parse(argv, about="Train the model. ")
     # Before the import of torch: it takes a second, in which a signal must not kill the process.
     stop = StopRequest.install()
+    # Torch then asks for huge pages for large tensors, since each batch of images is new memory.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         from .trackers.dispatch import left_behind
         from .train import run
