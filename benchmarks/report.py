@@ -45,19 +45,18 @@ def table(name: str, results: Mapping[str, Any]) -> str:
     """Return one table of all ratios that were measured on a machine."""
     machine = results["machine"]
     gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
+    rows = [Comparison(**each) for each in results["comparisons"].values() if "baseline" in each]
     lines = [
         f"**{name}**: {gpu}{machine['processor']}, {machine['cores']} cores, "
-        f"Python {machine['python']}, PyTorch {machine['torch']}",
+        f"Python {machine['python']}, PyTorch {machine['torch']}, "
+        f"{' and '.join(sorted({each.date for each in rows}))}",
         "",
         f"![Ratios of this project and other programs]({RESULTS.name}/{name}-ratios.png)",
         "",
-        "| | this project | baseline | ratio | target | ratios of the others | date |",
-        "|---|--:|--:|--:|---|---|---|",
+        "| | this project | baseline | ratio | target | ratios of the others |",
+        "|---|--:|--:|--:|---|---|",
     ]
-    lines += [
-        row(Comparison(**each)) for each in results["comparisons"].values() if "baseline" in each
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(row, rows)])
 
 
 def growth(results: Mapping[str, Any]) -> str:
@@ -89,8 +88,7 @@ def row(comparison: Comparison) -> str:
             f"{comparison.baseline}: {short(medians[comparison.baseline])}",
             f"{ratios[mine]:.2f}",
             f"{comparison.target}{verdict}",
-            ", ".join(others),
-            f"{comparison.date} |",
+            f"{', '.join(others)} |",
         ]
     )
 
