@@ -52,7 +52,7 @@ def main() -> None:
         nodes = tuple("ab"[2 * rank // world.size] for rank in range(world.size))
         world = replace(world, nodes=nodes)
         networks = Networks(learner, settings, world, resumes=False)
-        updater = Updater(networks, settings, world, lambda: None)
+        updater = Updater(networks, settings, world)
         tokens = torch.randint(256, (BATCH, CONTEXT + 1))
         batch = Loaded((tokens[:, :-1], tokens[:, 1:]), BATCH, BATCH * CONTEXT)
         seconds = []

@@ -1,5 +1,7 @@
 """The benchmarks run, with only some steps. No test checks a speed."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,14 @@ from benchmarks import (
     growth,
     jpegs,
     loading,
+    packing,
     report,
     resuming,
     startup,
     steps,
 )
 from benchmarks.compare import Comparison
-from benchmarks.ranks import Setting, peer
+from benchmarks.ranks import CONTESTANTS, Setting, peer, project, start
 
 SETTING = Setting(device="cpu", ranks=2, threads=1, data_dir=None)
 
@@ -80,3 +83,27 @@ def test_one_rank_of_many_is_played() -> None:
     assert many["shard files"] == 64 + 3
     assert growth.play(SETTING, 64, 1, "growing", what="fsdp")["files"] > 0
     assert growth.play(SETTING, 4, 1, "mesh")["descriptors"] > 0
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_larger_model_is_measured() -> None:
+    ranks, program = replace(SETTING, ranks=1), str(CONTESTANTS / "larger.py")
+    found = start(
+        ranks,
+        program,
+        "--strategy=fsdp",
+        folder=project(example="text"),
+        env={"BENCHMARK_WORLD": "8"},
+    )
+    assert found["MiB"] > 0 and found["step ms"] > 0
+
+
+@pytest.mark.slow
+def test_a_slow_disk_counts_the_files_that_are_opened(tmp_path: Path) -> None:
+    if not shutil.which("fusermount3"):
+        pytest.skip("there is no FUSE: run scripts/install-fuse.sh")
+    (tmp_path / "file").write_text("text")
+    notes: list[str] = []
+    with packing.mounted(tmp_path, notes) as shared:
+        assert [(shared / "file").read_text() for _ in range(3)] == ["text"] * 3
+    assert notes == ["Opened: 3 files."]
