@@ -30,14 +30,14 @@ PROJECTS: Mapping[str, Mapping[str, object]] = {
 }
 ROOMS = ("engine/data", "engine/ranks", "engine/run", "engine", "plugins", "tools", "trackers", "")
 CEILINGS = {
-    "engine": 2326,
+    "engine": 2332,
     "engine/data": 450,
     "engine/ranks": 658,
     "engine/run": 940,
     "plugins": 910,
     "tools": 4085,
     "trackers": 900,
-    "": 605,
+    "": 606,
 }
 NOT_CODE = {
     tokenize.COMMENT,
