@@ -489,7 +489,7 @@ def nodes(place: Place, *envs: Mapping[str, str], code: int, count: int = 2) -> 
     """Return the lines of a job whose nodes differ as given, except those about their speed."""
     returned, found = place.nodes(*envs, count=count)
     assert returned == code, found
-    assert not list(place.project.glob("runs/.doctor*"))
+    assert not list(place.project.glob("runs/.doctor*")), found
     # Here they share a machine that may be busy with something else.
     return [line for line in found if line not in lines(found, "speed")]
 

@@ -14,7 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from .conftest import PATIENCE, clean_environment
+from .conftest import PATIENCE, clean_environment, python
 
 TRIAL = (
     *("--dataset=synthetic", "--validation-size=500", "--device=cpu", "--trackers=none"),
@@ -217,6 +217,29 @@ def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_pa
     env = clean_environment(full_project)
     shown = subprocess.check_output([sys.executable, "-c", race], env=env, cwd=tmp_path, text=True)
     assert shown == "0 1 None\n"
+
+
+OLD_SIZE = """
+import sys
+from pathlib import Path
+import optuna
+from demo.tools.sweep.optuna import Flags, Progress, conclude
+study = optuna.create_study(direction="maximize")
+file = Path(sys.argv[1])
+progress = Progress(study.ask(), file, Flags(metric="score", direction="maximize"))
+line = '{"step": 1, "score": 0.5}'
+file.write_text(f"{'{}':{len(line)}}\\n")
+assert not progress.is_hopeless()
+file.write_text(f"{line}\\n")
+conclude(progress.trial, 0, False, progress)
+assert study.best_value == 0.5
+"""
+
+
+def test_the_end_of_a_trial_is_read_where_a_disk_shows_its_old_size(
+    full_project: Path, tmp_path: Path
+) -> None:
+    python(full_project, OLD_SIZE, tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(

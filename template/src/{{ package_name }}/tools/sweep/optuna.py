@@ -160,10 +160,15 @@ class Progress:
         """Report new validations; return whether the pruner ends the trial."""
         return self.read() and self.trial.should_prune()
 
-    def read(self) -> bool:
-        """Report new validations; return whether there were any."""
+    def read(self, ended: bool = False) -> bool:
+        """Report new validations; return whether there were any.
+
+        Args:
+            ended: whether the trial has ended. Then a shared disk may still show the size that the
+                file had seconds ago, but opening the file shows all of it.
+        """
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size == self.size:
+        if size == self.size and not ended:
             return False
         self.size = size
         lines = read_lines(self.path)
@@ -198,11 +203,11 @@ def conclude(trial: Trial, code: int, pruned: bool, progress: Progress) -> None:
         UsageError: the training succeeded, but did not write the metric.
     """
     study, name = trial.study, run_name(trial.number)
-    progress.read()
+    progress.read(ended=True)
     if code == EXIT_CODE and pruned:
         log.info("%s: pruned after %d validation(s)", name, len(progress.values))
         study.tell(trial, state=TrialState.PRUNED)
-    elif code == 0 and progress.size:
+    elif code == 0 and progress.names:
         try:
             value = progress.best()
         except UsageError:
