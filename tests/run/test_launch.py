@@ -306,6 +306,7 @@ def test_a_gpu_is_described_with_its_software(
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA L40S of {device}")
+    monkeypatch.setattr(torch.cuda.nccl, "version", None)
     gpu, known = torch.device("cuda", 1), {"cuda": "12.8", "hip": None, "xpu": None}
     known |= {"name": "NVIDIA L40S of cuda:1", "driver": "550.54.15"}
     assert describe_gpu(gpu) == known
