@@ -157,20 +157,16 @@ class Progress:
         self.reported = set(frozen.intermediate_values)
 
     def is_hopeless(self) -> bool:
-        """Report new validations; return whether the pruner ends the trial."""
-        return self.read() and self.trial.should_prune()
+        """Report what was added to the file; return whether the pruner ends the trial."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        grown, self.size = size != self.size, size
+        return grown and self.read() and self.trial.should_prune()
 
-    def read(self, ended: bool = False) -> bool:
+    def read(self) -> bool:
         """Report new validations; return whether there were any.
 
-        Args:
-            ended: whether the trial has ended. Then a shared disk may still show the size that the
-                file had seconds ago, but opening the file shows all of it.
+        A shared disk may show the size that the file had seconds ago, but opening it shows all.
         """
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size == self.size and not ended:
-            return False
-        self.size = size
         lines = read_lines(self.path)
         self.names = set().union(*lines)
         self.values = [line[self.flags.metric] for line in lines if self.flags.metric in line]
@@ -203,7 +199,7 @@ def conclude(trial: Trial, code: int, pruned: bool, progress: Progress) -> None:
         UsageError: the training succeeded, but did not write the metric.
     """
     study, name = trial.study, run_name(trial.number)
-    progress.read(ended=True)
+    progress.read()
     if code == EXIT_CODE and pruned:
         log.info("%s: pruned after %d validation(s)", name, len(progress.values))
         study.tell(trial, state=TrialState.PRUNED)
