@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from datetime import date
@@ -130,3 +131,18 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
         return render_all(Renderer(copy_template(folder / "template")))
 
     return Classes(once(tmp_path_factory, "variants", make))
+
+
+@pytest.fixture
+def pipx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put pipx on PATH, in an environment of its own; return the folder of what it installs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "pipx").write_text('#!/bin/sh\nexec uvx --quiet pipx "$@"\n')
+    (folder / "pipx").chmod(0o755)
+    monkeypatch.setenv("PIPX_HOME", str(tmp_path / "pipx"))
+    monkeypatch.setenv("PIPX_BIN_DIR", str(folder))
+    monkeypatch.setenv("UV_SYSTEM_CERTS", "1")  # this machine's own, as pip takes them
+    tools = (str(folder), str(Path(sys.executable).parent), os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(tools))
+    return folder

@@ -2,13 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pages
 import pytest
 import yaml
 from renderer import QUESTIONNAIRE, QUESTIONS, TEMPLATE, Renderer, read
@@ -73,23 +72,24 @@ def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: s
 
 
 @pytest.mark.shows("uvx copier copy gh:OWNER/copier-slurm-ddp my-project")
+@pytest.mark.usefixtures("pipx")
+@pytest.mark.parametrize("tool", ["uvx", "pipx run"])
 def test_the_command_of_the_readme_copies_the_newest_release(
-    template: Path, tmp_path: Path
+    tool: str, template: Path, tmp_path: Path
 ) -> None:
     """Without --trust. For git, a local repository has the address on GitHub."""
     shutil.copytree(template, tmp_path / "repository")
     git = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "-qm", "All"], ["tag", "v1.2.3"]):
         subprocess.run([*git, *command], cwd=tmp_path / "repository", check=True)
-    (command, *_) = pages.commands((TEMPLATE / "README.md").read_text("utf-8"))
+    readme = (TEMPLATE / "README.md").read_text("utf-8")
+    (command, *_) = re.findall(rf"{tool} copier copy [^`#]+", readme)
     env = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{tmp_path}/repository.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/copier-slurm-ddp.git",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "UV_SYSTEM_CERTS": "1",  # this machine's own, as pip takes them
     }
-    words = [*command.line.split(), "--defaults", "--quiet"]
+    words = [*command.split(), "--defaults", "--quiet"]
     subprocess.run(words, cwd=tmp_path, env={**os.environ, **env}, check=True)
     answers = yaml.safe_load((tmp_path / "my-project" / ".copier-answers.yml").read_text())
     assert (answers["_commit"], answers["_src_path"]) == ("v1.2.3", "gh:OWNER/copier-slurm-ddp")
