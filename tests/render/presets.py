@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
-from renderer import TEMPLATE
+from renderer import QUESTIONS, TEMPLATE
 
 from scripts import site_record
 
@@ -32,6 +32,7 @@ class Preset:
         about: the machine that it is for.
         sources: addresses of the pages that it was made from.
         compared: the day on which somebody last compared it with these pages.
+        left: the questions that it leaves to its user, in the order of its comment.
         unusual: what is unusual at this site; may be empty.
     """
 
@@ -39,6 +40,7 @@ class Preset:
     about: str
     sources: tuple[str, ...]
     compared: date
+    left: tuple[str, ...]
     unusual: str = ""
 
     @classmethod
@@ -54,8 +56,10 @@ class Preset:
             expected = "MACHINE. From PAGE (ADDRESS), compared on YYYY-MM-DD."
             raise ValueError(f"{file.name}: its first lines are not {expected!r}")
         unusual = re.search(r"Unusual: (.+)\.$", comment)
+        _, _, rest = re.sub(r" \(.+?\)", "", comment).partition("To be answered: ")
+        left = tuple(re.findall(rf"\b(?:{'|'.join(QUESTIONS)})\b", rest.partition(". ")[0]))
         day = date.fromisoformat(head[3])
-        return cls(file.stem, head[1], sources, day, unusual[1] if unusual else "")
+        return cls(file.stem, head[1], sources, day, left, unusual[1] if unusual else "")
 
 
 def read_all() -> list[Preset]:

@@ -68,12 +68,12 @@ def test_a_preset_without_page_or_day_is_refused(tmp_path: Path, page: str, day:
     file.write_text(HEAD.format(" (https://docs.example.org/jobs.html)", "on 2026-11-23"))
     read = Preset.read(file)
     assert read.sources == ("https://docs.example.org/jobs.html",)
-    assert read.compared == date(2026, 11, 23)
+    assert (read.compared, read.left) == (date(2026, 11, 23), ("account",))
 
 
 def test_a_preset_is_old_after_a_year() -> None:
     days = {"fresh": date(2026, 11, 23), "edge": date(2025, 11, 26), "old": date(2025, 11, 25)}
-    presets = [Preset(name, "", ("docs.example.org",), day) for name, day in days.items()]
+    presets = [Preset(name, "", ("docs.example.org",), day, ()) for name, day in days.items()]
     assert not_compared_for_a_year(presets, today=date(2026, 11, 26)) == ["old"]
     assert not_compared_for_a_year(presets, today=date(2027, 11, 24)) == list(days)
 
