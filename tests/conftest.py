@@ -138,11 +138,11 @@ def pipx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put pipx on PATH, in an environment of its own; return the folder of what it installs."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "pipx").write_text('#!/bin/sh\nexec uvx --quiet pipx "$@"\n')
+    tools = Path(sys.executable).parent
+    (folder / "pipx").write_text(f'#!/bin/sh\nexec {tools}/uvx --quiet pipx "$@"\n')
     (folder / "pipx").chmod(0o755)
     monkeypatch.setenv("PIPX_HOME", str(tmp_path / "pipx"))
     monkeypatch.setenv("PIPX_BIN_DIR", str(folder))
     monkeypatch.setenv("UV_SYSTEM_CERTS", "1")  # this machine's own, as pip takes them
-    tools = (str(folder), str(Path(sys.executable).parent), os.environ["PATH"])
-    monkeypatch.setenv("PATH", os.pathsep.join(tools))
+    monkeypatch.setenv("PATH", f"{folder}:{tools}:{os.environ['PATH']}")
     return folder

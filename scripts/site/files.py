@@ -31,7 +31,7 @@ SHOWN = (
 )
 NOTE = """
 > In a project, this page depends on your answers. You see here the page of a project called `demo`,
-> with all launch modes and tools, srun and venv, and the default answers to all other questions.
+> with all tools, the trackers TensorBoard and W&B, and the default answers to all other questions.
 """
 
 
@@ -81,9 +81,10 @@ def render(answers: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def pages_of_a_project() -> dict[str, str | bytes]:
-    """Return the pages of a project with all tools, with a note below their titles."""
+    """Return the pages of a project as in NOTE, which is below their titles."""
     found: dict[str, str | bytes] = {}
-    for path, content in render({"tools": ALL["tools"]}).items():
+    answers = {"tools": ALL["tools"], "trackers": ["tensorboard", "wandb"]}
+    for path, content in render(answers).items():
         if path.startswith("docs/"):
             found[f"template/{path}"] = content
             if path.endswith(".md"):

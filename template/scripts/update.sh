@@ -15,7 +15,11 @@ note() { echo "$2" >>"$folder/$1"; }
 tell() { [[ ! -s $folder/$1 ]] || { echo "$2:" && sed 's/^/    /' "$folder/$1"; }; }
 edits() { git status --porcelain --untracked-files=normal --ignore-submodules=dirty; }
 check_edits() { [[ -z $(edits) ]] || fail "some changes are not committed: run 'git add --all' and 'git commit'"; }
-command -v copier >/dev/null || fail "copier is missing: run 'pipx install copier' first"
+case $(type -P copier uvx pipx | head -n 1 || true) in
+*/uvx) copier() { uvx copier "$@"; } ;;
+*/pipx) copier() { pipx run copier "$@"; } ;;
+"") fail "copier is missing, and uvx and pipx too: install one of them first" ;;
+esac
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX GIT_OBJECT_DIRECTORY # git sets them in hooks and aliases
 home=$(git rev-parse --absolute-git-dir) || fail "this folder is not in a git repository: run 'git init' first"
 [[ -z $(edits) || -z $(compgen -G "$home/update-*") ]] || undo="'git add --all && git stash' undoes it" fail "an update was killed"
@@ -38,7 +42,7 @@ git -C "$clone" add --all --force
 git -C "$clone" commit --quiet --no-gpg-sign --allow-empty --message "The project as it is"
 
 [[ ! -t 0 ]] && ask=--defaults || ask=--skip-answered # ask the new questions, if somebody is there
-(cd "$clone" && exec copier update "$ask" "$@") 2>"$folder/log" ||
+(cd "$clone" && copier update "$ask" "$@") 2>"$folder/log" ||
     fail "copier update failed: $(grep '^[^ ]' "$folder/log" | tail -n 1)"
 git -C "$clone" ls-files --unmerged --full-name >"$folder/unmerged"
 git -C "$clone" add --all --force

@@ -71,10 +71,10 @@ def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: s
         assert project[f"{folder}/{source.name}"] == source.read_text("utf-8"), source
 
 
-@pytest.mark.shows("uvx copier copy gh:OWNER/copier-slurm-ddp my-project")
+@pytest.mark.shows("uvx copier copy gh:*", "pipx run copier copy gh:*")
 @pytest.mark.usefixtures("pipx")
-@pytest.mark.parametrize("tool", ["uvx", "pipx run"])
-def test_the_command_of_the_readme_copies_the_newest_release(
+@pytest.mark.parametrize("tool", ["uvx ", "pipx run ", "~/copier/bin/"])
+def test_the_commands_of_the_readme_copy_the_newest_release(
     tool: str, template: Path, tmp_path: Path
 ) -> None:
     """Without --trust. For git, a local repository has the address on GitHub."""
@@ -83,14 +83,17 @@ def test_the_command_of_the_readme_copies_the_newest_release(
     for command in (["init", "--quiet"], ["add", "."], ["commit", "-qm", "All"], ["tag", "v1.2.3"]):
         subprocess.run([*git, *command], cwd=tmp_path / "repository", check=True)
     readme = (TEMPLATE / "README.md").read_text("utf-8")
-    (command, *_) = re.findall(rf"{tool} copier copy [^`#]+", readme)
+    (command, *_) = re.findall(rf"{tool}copier copy [^`#]+", readme)
+    (install,) = re.findall("`(python3 -m venv [^`]+)`", readme)
+    command = f"{command} --defaults --quiet"
     env = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{tmp_path}/repository.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://github.com/OWNER/copier-slurm-ddp.git",
     }
-    words = [*command.split(), "--defaults", "--quiet"]
-    subprocess.run(words, cwd=tmp_path, env={**os.environ, **env}, check=True)
+    if tool.startswith("~"):
+        command, env = f"{install} --quiet && {command}", {**env, "HOME": str(tmp_path)}
+    subprocess.run(command, shell=True, cwd=tmp_path, env={**os.environ, **env}, check=True)
     answers = yaml.safe_load((tmp_path / "my-project" / ".copier-answers.yml").read_text())
     assert (answers["_commit"], answers["_src_path"]) == ("v1.2.3", "gh:OWNER/copier-slurm-ddp")
 

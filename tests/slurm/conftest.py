@@ -23,6 +23,8 @@ ANSWERS = {
     "signal_lead_seconds": 30,
 }
 MakeProject = Callable[..., Project]
+# matplotlib would take a second of each job. test_sites.py and test_acceptance.py draw figures.
+NO_FIGURES = "def draw(*of_the_test: object) -> dict[str, object]:\n    return {}\n"
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +62,7 @@ def make_project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
     def make(**answers: object) -> Project:
         root = tmp_path_factory.mktemp("project") / "demo"
         shrink(render_project(root, **{**ANSWERS, **answers}))
+        (root / "src/demo/figures.py").write_text(NO_FIGURES)
         set_up(root)
         return Project(cluster, root)
 

@@ -56,6 +56,7 @@ def site(project: Project, disk: Path, files: str) -> None:
     (project.root / "slurm/site.sh").write_text(text)
 
 
+@pytest.mark.shows("make pack")
 @pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_job_reads_its_packages_and_data_from_its_nodes(
     make_project: MakeProject, digits: list[str], launcher: str

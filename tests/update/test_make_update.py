@@ -105,6 +105,15 @@ def test_a_file_that_git_does_not_look_at_and_that_is_not_copied_stays(project: 
     assert sorted(kept[0].split()) == ["slurm/snapshot.sh", "slurm/stage.sh"]
 
 
+@pytest.mark.parametrize("tool", ["uvx", "pipx"])
+def test_uvx_and_pipx_serve_without_copier(project: Path, pipx: Path, tool: str) -> None:
+    if tool == "uvx":
+        (pipx / "pipx").unlink()
+        (pipx / "uvx").symlink_to(Path(sys.executable).with_name("uvx"))
+    done = make_update(project, PATH=f"{pipx}:/usr/bin:/bin")
+    assert "updated to v1.1.0" in done.stdout, done.stderr
+
+
 def test_an_update_that_is_killed_while_files_move_says_how_to_undo_it(
     project: Path, tmp_path: Path
 ) -> None:
