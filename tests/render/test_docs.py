@@ -116,7 +116,8 @@ def test_every_command_is_run_or_says_what_it_needs(
                 found = unshown(text, tested, used)
                 untested |= {line: path for line in found if line not in run}
     assert not untested, "run these in a test with the mark `shows`, or say (needs ...) beside them"
-    assert not tested - used, "nothing like this is in a page any more"
+    gone = tested - used
+    assert not gone, "nothing like this is in a page any more"
 
 
 def shown() -> Iterator[str]:
