@@ -45,7 +45,7 @@ def read(file: Path) -> dict[str, Any]:
 def tables(records: list[dict[str, Any]]) -> str:
     """Return the tables of the machines, of what passed and of the figures, in Markdown."""
     if not records:
-        return "There is no record yet."
+        return "Nobody has sent a record yet. The next section has what ran before there were any."
     machines = [[str(record["machine"][name]) for name in HEAD] for record in records]
     columns = [f"{day}, {gpu}" for day, gpu, *_ in machines]
     outcomes = [passed(record["tests"]) for record in records]
