@@ -25,6 +25,7 @@ SLURM = {
 # Runs before anything else in a process: what makes it a node of its own.
 AT_START = "import os\nexec(os.environ.get('AT_START', ''))\n"
 NODE = "import socket; socket.gethostname = lambda: 'n2'; "
+THIRD = NODE.replace("n2", "n3")
 
 # A stand-in for the library of the NVIDIA driver.
 NVML = """
@@ -83,9 +84,9 @@ class Place:
             return {"PYTHONPATH": f"{stubs}:{self.project / 'src'}", **env}
         return env
 
-    def elsewhere(self) -> Path:
+    def elsewhere(self, name: str) -> Path:
         """Return a copy of the project: where a node is whose folder is its own."""
-        return shutil.copytree(self.project, self.bin.parent / "elsewhere", symlinks=True)
+        return shutil.copytree(self.project, self.bin.parent / name, symlinks=True)
 
 
 def in_job(nodes: list[tuple[Path, Files]], flags: tuple[str, ...] = QUIET) -> tuple:
@@ -494,9 +495,6 @@ def nodes(place: Place, *envs: Mapping[str, str], code: int, count: int = 2) -> 
     return [line for line in found if line not in lines(found, "speed")]
 
 
-SECOND = {"AT_START": NODE}
-
-
 def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
     found = nodes(place, {}, {"AT_START": f"{NODE}print('hello')"}, code=0)
     assert not troubles(found)
@@ -505,20 +503,14 @@ def test_nodes_that_agree_have_one_line_for_each_finding(place: Place) -> None:
     assert found[0] == "hello"  # what else a node prints is passed on
 
 
-def test_a_folder_that_is_not_shared_is_found(place: Place) -> None:
-    there = place.elsewhere()
-    at_start = f"{NODE}os.chdir('{there}')"
-    found = nodes(place, {}, {"AT_START": at_start}, code=1)
-    (line,) = troubles(found)
-    assert re.search("shared folder n2", line)
-
-
-def test_a_folder_that_one_node_cannot_write_is_found(place: Place) -> None:
-    there = place.elsewhere()
-    (there / "runs").touch()
-    found = nodes(place, {}, {"AT_START": f"{NODE}os.chdir('{there}')"}, code=1)
-    (line,) = troubles(found)
-    assert re.search("n2: runs can't", line)
+def test_a_folder_that_is_not_shared_or_not_writable_is_found(place: Place) -> None:
+    there, full = place.elsewhere("there"), place.elsewhere("full")
+    (full / "runs").touch()
+    others = (f"{NODE}os.chdir('{there}')", f"{THIRD}os.chdir('{full}')")
+    found = nodes(place, {}, *({"AT_START": each} for each in others), code=1, count=3)
+    not_written, not_shared = sorted(troubles(found))
+    assert re.search("shared folder n2", not_shared)
+    assert re.search("n3: runs can't", not_written)
 
 
 def test_a_node_that_never_comes_is_an_error(place: Place) -> None:
@@ -527,14 +519,18 @@ def test_a_node_that_never_comes_is_an_error(place: Place) -> None:
     assert re.match(r"error +nodes +1 of 2", line)
 
 
-@pytest.mark.parametrize(("seconds", "way"), [(-90, "behind"), (40, "ahead of")])
-def test_a_clock_that_is_off_is_found(place: Place, seconds: int, way: str) -> None:
-    at_start = f"import time; now = time.time; time.time = lambda: now() + {seconds}"
-    found = nodes(place, {}, {"AT_START": f"{NODE}{at_start}"}, code=0)
-    (line,) = troubles(found)
-    said = re.match(rf"warning +clock +n2: is (\d+) s {way} the file server of runs", line)
-    # A slow machine can't tell to the second.
-    assert said and abs(abs(seconds) - int(said[1])) <= 10, found
+def test_clocks_that_are_off_are_found(place: Place) -> None:
+    at_start = "import time; now = time.time; time.time = lambda: now() + "
+    others = ({"AT_START": f"{NODE}{at_start}-90"}, {"AT_START": f"{THIRD}{at_start}40"})
+    found = nodes(place, {}, *others, code=0, count=3)
+    behind, ahead = sorted(troubles(found))
+    for line, node_is, seconds in (
+        (behind, r"n2: is (\d+) s behind", 90),
+        (ahead, r"n3: is (\d+) s ahead of", 40),
+    ):
+        said = re.match(f"warning +clock +{node_is} the file server of runs", line)
+        # A slow machine can't tell to the second.
+        assert said and abs(seconds - int(said[1])) <= 10, found
 
 
 def test_nodes_that_do_not_agree_are_named(place: Place) -> None:
