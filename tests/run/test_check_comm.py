@@ -41,6 +41,12 @@ def check_comm(project: Path, folder: Path, ranks: int, *flags: str, change: str
     return spawn(project, folder / "check", [command] * ranks, envs)
 
 
+def error_of(job: Job, rank: int) -> str:
+    """Return the only error of a rank."""
+    (line,) = [line for line in job.logs[rank].read_text().splitlines() if "error: " in line]
+    return line
+
+
 def report_of(job: Job, path: Path) -> dict[str, Any]:
     """Return the results of ranks that all ended well."""
     assert set(job.wait().codes) == {0}, job.log
@@ -68,12 +74,6 @@ def test_ranks_that_understand_each_other_pass(
     assert [line for log in job.logs[1:] for line in log.read_text().splitlines()] == []
 
 
-def test_messages_of_megabytes_arrive(full_project: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    job = check_comm(full_project, tmp_path, 2, "--max-bytes=5000000", f"--json={path}")
-    assert report_of(job, path)["speed"][-1]["bytes"] == 2**22
-
-
 @pytest.mark.parametrize(
     ("name", "doing"),
     [("dist.all_reduce", "all-reduce"), ("operations.all_gather", "all-gather")],
@@ -91,7 +91,7 @@ def test_a_wrong_result_on_one_rank_fails_them_all(
     )
     job = check_comm(full_project, tmp_path, 2, "--max-bytes=1024", change=change).wait()
     assert job.codes == [1, 1], job.log
-    (line,) = [line for line in job.logs[1].read_text().splitlines() if "error: " in line]
+    line = error_of(job, 1)
     assert line.startswith(f"error: {doing} failed on rank 1 on ")
     assert ": wrong result, 1024 bytes: " in line
 
@@ -107,8 +107,7 @@ def test_wrong_data_between_a_pair_is_named(full_project: Path, tmp_path: Path) 
     flags = ("--timeout=5", "--pairs", "--max-bytes=1024")
     job = check_comm(full_project, tmp_path, 2, *flags, change=change).wait()
     assert job.codes == [1, 1], job.log
-    (line,) = [line for line in job.logs[1].read_text().splitlines() if "error: " in line]
-    assert re.match("error: exchange of ranks 0 and 1 .* rank 1 .*wrong data", line)
+    assert re.match("error: exchange of ranks 0 and 1 .* rank 1 .*wrong data", error_of(job, 1))
 
 
 def test_check_comm_needs_two_ranks(full_project: Path, tmp_path: Path) -> None:
@@ -167,8 +166,7 @@ def test_ranks_without_an_answer_end_with_one_line(
         job.kill()
     for rank in alive:
         assert job.processes[rank].returncode == 1, job.log
-        log = job.logs[rank].read_text()
-        (line,) = [line for line in log.splitlines() if line.startswith("error: ")]
+        line = error_of(job, rank)
         assert re.match(f"error: (all-gather .*)?rank {rank} on node{rank}\\b", line)
         assert "last log lines" in line
     assert job.processes[victim].returncode == -signal.SIGKILL
@@ -184,9 +182,8 @@ def test_an_error_of_torch_is_one_line(full_project: Path, tmp_path: Path) -> No
     )
     job = check_comm(full_project, tmp_path, 2, change=change).wait()
     assert job.codes == [1, 1]
-    for rank, log in enumerate(job.logs):
-        (line,) = [line for line in log.read_text().splitlines() if "error: " in line]
-        assert re.match(f"error: all-gather .* rank {rank} .*route to host", line)
+    for rank in (0, 1):
+        assert re.match(f"error: all-gather .* rank {rank} .*route to host", error_of(job, rank))
 
 
 def test_a_slow_pair_of_nodes_stands_out(full_project: Path, tmp_path: Path) -> None:
@@ -213,9 +210,13 @@ def test_a_slow_pair_of_nodes_stands_out(full_project: Path, tmp_path: Path) -> 
     assert line.endswith("node1 - node2  SLOW")
 
 
-def test_one_node_compares_its_ranks(full_project: Path, tmp_path: Path) -> None:
+def test_one_node_compares_its_ranks_and_messages_of_megabytes_arrive(
+    full_project: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "report.json"
-    found = report_of(check_comm(full_project, tmp_path, 2, "--pairs", f"--json={path}"), path)
+    flags = ("--pairs", "--max-bytes=5000000", f"--json={path}")
+    found = report_of(check_comm(full_project, tmp_path, 2, *flags), path)
+    assert found["speed"][-1]["bytes"] == 2**22
     (pair,) = found["pairs"]
     assert (pair["ranks"], pair["slow"]) == ([0, 1], False)
 
