@@ -1,6 +1,5 @@
 """Each sample goes to one rank, and files are read and downloaded completely or not at all."""
 
-import functools
 import gzip
 import hashlib
 import http.server
@@ -55,6 +54,10 @@ class Loader:
             for batch, samples, _ in loaded:
                 yield samples, batch
 
+    def numbers(self, epoch: int) -> list[int]:
+        """Return all samples of an epoch, if they are numbers."""
+        return [int(number) for _, batch in self.epoch(epoch) for number in batch]
+
 
 def order(project: Path, ranks: int, epoch: int, consumed: int = 0) -> list[int]:
     """Return the indices that all ranks together train on, step by step."""
@@ -81,23 +84,21 @@ def test_ranks_share_one_order_of_the_samples(project: Path, ranks: int) -> None
     assert order(project, ranks, epoch=0, consumed=300) == whole[300:]
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (3, 2), (7, 2)])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (4, 2), (7, 0)])
 def test_a_stream_reads_each_sample_once(project: Path, ranks: int, workers: int) -> None:
     """Seven uneven shards: some ranks have more shards, and some workers have no shard."""
 
     seen: Counter[int] = Counter()
     orders = []
     for rank in range(ranks):
-        batches = Loader(_stream(), 10, rank, ranks, seed=1, workers=workers)
-        mine = [int(number) for _, batch in batches.epoch(0) for number in batch]
+        mine = Loader(_stream(), 10, rank, ranks, seed=1, workers=workers).numbers(0)
         assert mine, "every rank has something"
         seen.update(mine)
         orders.append(mine)
     assert set(seen) == set(range(28 * 10)) and set(seen.values()) == {1}
     # Shuffled within and between shards, in another order each epoch, and the same in each run.
     batches = Loader(_stream(), 10, 0, ranks, seed=1, workers=workers)
-    again = [int(number) for _, batch in batches.epoch(0) for number in batch]
-    other = [int(number) for _, batch in batches.epoch(1) for number in batch]
+    again, other = batches.numbers(0), batches.numbers(1)
     assert again == orders[0] != sorted(orders[0])
     assert other != again
     if ranks > 1:
@@ -108,11 +109,7 @@ def test_a_stream_shuffles_within_a_shard(project: Path) -> None:
     from demo.engine import ShardStream
 
     shard = ShardStream([0], lambda _: iter(range(200)), shuffle=50)
-    read = [
-        int(number)
-        for _, batch in Loader(shard, 200, 0, 1, seed=1, workers=0).epoch(0)
-        for number in batch
-    ]
+    read = Loader(shard, 200, 0, 1, seed=1, workers=0).numbers(0)
     assert sorted(read) == list(range(200))
     assert sum(abs(after - before) == 1 for before, after in pairwise(read)) < 50
 
@@ -139,8 +136,12 @@ def test_a_stream_goes_on_without_decoding_what_it_had(
     whole, samples, _ = left(0)
     assert samples == sum(map(len, whole)) and len(whole) > 10
     # To start workers takes long.
-    some = (1, 4, 7, len(whole) - 1, len(whole), len(whole) + 1) if workers < 3 else (4, 9)
-    for had in some:
+    some = {
+        0: (1, 4, 7, len(whole) - 1, len(whole), len(whole) + 1),
+        1: (4, len(whole)),
+        3: (4, 9),
+    }
+    for had in some[workers]:
         rest, decoded, spare = left(had)
         assert rest == whole[had:]
         if had < len(whole):
@@ -220,8 +221,8 @@ def test_a_sample_draws_the_same_numbers_whoever_reads_it(project: Path, kind: s
     assert len(alone) == 120
     assert len({value for values in alone.values() for value in values}) == 3 * 120
     random.seed(5)
-    assert drawn(1, 0) == drawn(1, 3) == drawn(2, 0) == drawn(3, 2) == alone
-    for other in (drawn(1, 0, epoch=1), drawn(1, 2, seed=2)):
+    assert drawn(1, 0) == drawn(1, 3) == drawn(2, 0) == drawn(3, 1) == alone
+    for other in (drawn(1, 0, epoch=1), drawn(1, 1, seed=2)):
         assert not {each[0] for each in other.values()} & {each[0] for each in alone.values()}
 
 
@@ -460,7 +461,7 @@ def mirror(idx_files: Path) -> Iterator[str]:
         content = path.read_bytes()
         packed = content if path.suffix == ".gz" else gzip.compress(content)
         (site / path.with_suffix(".gz").name).write_bytes(packed)
-    handler = functools.partial(_Quiet, directory=str(site))
+    handler = partial(_Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -537,18 +538,6 @@ def test_a_bad_download_is_one_line_and_leaves_nothing_behind(
     assert not target.exists()
 
 
-def test_a_file_with_another_checksum_is_not_kept(
-    mirror: str, checksums: dict[str, str], tmp_path: Path
-) -> None:
-    from demo.engine.errors import UsageError
-    from demo.mnist import download
-
-    checksums["t10k-labels-idx1-ubyte"] = "0" * 64
-    with pytest.raises(UsageError, match=r"t10k-labels-idx1-ubyte.gz to .* checksum"):
-        download(tmp_path / "data", mirror)
-    assert not list((tmp_path / "data").glob("t10k-labels*"))
-
-
 def test_synthetic_digits_are_the_same_everywhere_and_differ_by_seed(project: Path) -> None:
     from demo.mnist import synthesize
 
@@ -585,11 +574,6 @@ def test_workers_for_the_cpus_of_a_rank(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert loading_workers("auto")["num_workers"] == workers
-
-
-def test_workers_end_with_their_rank(project: Path, tmp_path: Path) -> None:
-    """They ignore signals. Python would send them one to end them, and would wait forever."""
-    srun(project, tmp_path / "run", 1, "--workers=1", "--max-steps=2").wait()
 
 
 def test_the_log_shows_how_long_steps_wait_for_data(project: Path, tmp_path: Path) -> None:
