@@ -27,7 +27,7 @@ from renderer import render_project
 
 from benchmarks import jpegs
 
-from .conftest import QUICK, Job, clean_environment, spawn, tasks
+from .conftest import QUICK, Job, clean_environment, python, spawn, tasks
 
 
 @dataclass
@@ -364,6 +364,4 @@ for _ in range(2):
 
 def test_few_channels_of_large_images_train(images: Example) -> None:
     """PyTorch 2.13 crashes there in a convolution of 1 by 1 with a stride."""
-    env = clean_environment(images.project)
-    done = subprocess.run([sys.executable, "-c", STEP], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python(images.project, STEP)
