@@ -546,8 +546,9 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(project: Path, tmp_pa
     assert job.codes == [0, 0], job.log
     assert "2 rank(s) by srun" in job.log and "128 samples a step" in job.log
     assert "leaves out 24" in job.log
-    whole = srun(project, tmp_path / "run", 2, "--dry-run", "--batch-size=75").wait()
-    stream = srun(project, tmp_path / "run", 2, "--dry-run", "--streaming").wait()
+    whole = srun(project, tmp_path / "run", 1, "--dry-run", "--batch-size=75").wait()
+    stream = srun(project, tmp_path / "run", 1, "--dry-run", "--streaming").wait()
+    assert whole.codes == stream.codes == [0], whole.log + stream.log
     assert "leaves out" not in whole.log + stream.log
     assert "settings from configs/train.yaml" in job.log
     assert job.log.count("predicted and drawn") == 1
