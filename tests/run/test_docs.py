@@ -17,7 +17,7 @@ from metrics import reproducible
 from pages import EXAMPLES, put_example, put_hook, section, with_code
 from renderer import TEMPLATE, copy_template
 
-from .conftest import PATIENCE, Job, clean_environment, srun
+from .conftest import PATIENCE, Job, clean_environment, python, srun
 
 # A Python whose environments borrow the tests' packages, pip among them, to save the downloads.
 PYTHON = """#!/bin/bash
@@ -51,18 +51,18 @@ def test_the_demo(tmp_path: Path) -> None:
     shutil.copy(TEMPLATE / "Makefile", root)
     shutil.copytree(TEMPLATE / "scripts", root / "scripts")
     digits = make_digits(tmp_path / "digits")
-    python = tmp_path / "python3"
+    interpreter = tmp_path / "python3"
     packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     scripts = sysconfig.get_path("scripts")
     facts = {"python": sys.executable, "packages": " ".join(packages), "scripts": scripts}
-    python.write_text(PYTHON.format(**facts))
-    python.chmod(0o755)
+    interpreter.write_text(PYTHON.format(**facts))
+    interpreter.chmod(0o755)
     # The flags of a make that runs the tests would go before these variables.
     env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     done = subprocess.run(
         ["make", "demo"],
         cwd=root,
-        env={**env, "PYTHON3": str(python), "MNIST_DIR": str(digits)},
+        env={**env, "PYTHON3": str(interpreter), "MNIST_DIR": str(digits)},
         capture_output=True,
         text=True,
     )
@@ -142,7 +142,7 @@ def test_an_example_predicts_and_is_exported(
     network = ["--network=generator"] * (
         "discriminator" in (root / "src/demo/model.py").read_text()
     )
-    run([sys.executable, "-c", USE, str(whole(3).run_dir), str(tmp_path), *network], root)
+    python(root, USE, whole(3).run_dir, tmp_path, *network)
     lines = (tmp_path / "1.jsonl").read_text()
     assert len(lines.splitlines()) in (2_001, 501, 201)
     assert (tmp_path / "2.jsonl").read_text() == lines
@@ -156,14 +156,14 @@ def test_an_example_predicts_and_is_exported(
 def test_its_own_tests_and_linters_pass(
     example: tuple[Path, Sequence[str]], command: list[str]
 ) -> None:
-    run([sys.executable, "-m", *command], example[0])
-
-
-def run(command: list[str], root: Path) -> None:
-    """Run a command in a project."""
-    env = clean_environment(root)
+    root, _ = example
     done = subprocess.run(
-        command, cwd=root, env=env, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-m", *command],
+        cwd=root,
+        env=clean_environment(root),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
