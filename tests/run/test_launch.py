@@ -16,11 +16,11 @@ from .conftest import QUICK, Job, edited, fork_server, spawn, srun, tasks, torch
 
 
 def test_every_launcher_trains_the_same_parameters(project: Path, tmp_path: Path) -> None:
-    """srun's tasks, torchrun on one node, and torchrun on each of two nodes: two ranks each."""
+    """srun's tasks, torchrun on one node, and srun's torchruns on two nodes: two ranks each."""
     jobs = [
         srun(project, tmp_path / "srun", 2).wait(),
         torchrun(project, tmp_path / "torchrun", 1, 2).wait(),
-        torchrun(project, tmp_path / "torchrun-nodes", 2, 1).wait(),
+        nodes(project, tmp_path / "torchrun-nodes").wait(),
     ]
     summaries = [job.summary for job in jobs]
     for summary in summaries:
@@ -156,10 +156,6 @@ def nodes(
         for node, task in enumerate(tasks(2, **shared))
     ]
     return spawn(project, run_dir, [command] * len(come), [envs[node] for node in come])
-
-
-def test_torchruns_of_all_nodes_meet(project: Path, tmp_path: Path) -> None:
-    assert nodes(project, tmp_path / "run").wait().summary["world_size"] == 2
 
 
 @pytest.mark.parametrize("place", ["flag", "file"])
