@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 import metrics
 import pytest
 
-from ..conftest import PACED, PATIENCE, clean_environment, command, free_port, srun
+from ..conftest import PACED, PATIENCE, command, free_port, python, srun
 from . import TRACKERS, check_numbers
 from .conftest import Past
 
@@ -47,15 +46,6 @@ def test_the_watcher_of_aim_knows_how_a_run_ended(resumed: Past, failed: tuple[P
     error = json.loads((job.run_dir / "status.json").read_text())["error"]
     warning, told = (each.message for each in run.get_log_records().data.values_list()[0])
     assert told == error and "goes on" in warning
-
-
-def start_script(project: Path, script: str, *arguments: object) -> subprocess.Popen:
-    """Start a script that uses the tracker itself."""
-    head = "import sys, time, dataclasses, pathlib\nfrom demo.trackers import Run\n"
-    head += "from demo.trackers.aim import Tracker\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + script, *map(str, arguments)], env=clean_environment(project)
-    )
 
 
 @contextmanager
@@ -115,7 +105,9 @@ def test_the_names_that_aim_does_not_document_are_there(tmp_path: Path) -> None:
 
 
 RESUMER = """
-import aim, os
+import aim, os, pathlib, sys
+from demo.trackers import Run
+from demo.trackers.aim import Tracker
 store = pathlib.Path(sys.argv[1])
 made, alone = aim.Run, []
 def watched(*arguments, **named):
@@ -149,7 +141,7 @@ assert alone == [True, True, False]  # new runs write what all share
 def test_a_new_run_waits_for_no_dead_process_and_a_resumed_one_for_none(
     full_project: Path, tmp_path: Path
 ) -> None:
-    assert start_script(full_project, RESUMER, tmp_path).wait(PATIENCE) == 0
+    python(full_project, RESUMER, tmp_path)
     gone, run = opened(tmp_path)
     assert (gone.name, run.name, run.experiment) == ("gone", "run", "trial")
     about = {each["name"]: each["values"] for each in run.collect_sequence_info("metric")["metric"]}

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..conftest import PATIENCE, clean_environment
+from ..conftest import PATIENCE, clean_environment, python
 from .conftest import Past
 from .trackio import read, values
 
@@ -86,11 +86,8 @@ def test_each_experiment_has_a_project_of_its_own_and_what_cannot_be_written_cos
 ) -> None:
     """Names that trackio refuses or takes for the same; half of a surrogate pair; big integers."""
     names = ["a_configs", "a_artifacts", "registry-a", "regi.stry", "a.b", "ab", "...", "default"]
-    script = [sys.executable, "-c", ODD, str(tmp_path), json.dumps(names)]
-    env = {**clean_environment(full_project), "TRACKIO_DIR": str(tmp_path)}
-    done = subprocess.run(script, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    projects = json.loads(done.stdout)
+    said = python(full_project, ODD, tmp_path, json.dumps(names), TRACKIO_DIR=str(tmp_path))
+    projects = json.loads(said)
     assert (projects[5], projects[7]) == ("ab", "default")
     found = read(tmp_path)["projects"]
     for name, project in zip(names, projects, strict=True):
@@ -116,7 +113,5 @@ def test_lines_of_other_clients_are_no_history(full_project: Path, tmp_path: Pat
         "store = pathlib.Path(sys.argv[1])\n"
         "print(Tracker(Run(store, store, 'run', 'trial', run_id='given')).history())\n"
     )
-    env = {**clean_environment(full_project), "TRACKIO_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "{'loss': {2: 2.0}}", done.stderr
+    said = python(full_project, code, tmp_path, TRACKIO_DIR=str(tmp_path))
+    assert said.strip() == "{'loss': {2: 2.0}}"
