@@ -100,13 +100,9 @@ def test_what_came_after_the_step_that_a_run_goes_on_from_is_gone(
         if shown.keeps:
             numbers["late"] = {s: s for s in kept if s > 20}
         assert shown.numbers == numbers, step
+    assert tracker not in scripted[1], "a histogram has switched it off"
     if (histograms := runs["trial/odd"].histograms) is not None:
         assert {*histograms["odd"]} >= {0, 1, 2, 3, 4, 5, 7}  # all with a finite value
-
-
-@each_tracker
-def test_no_histogram_switches_a_tracker_off(scripted: tuple[Path, list], tracker: str) -> None:
-    assert tracker not in scripted[1]
 
 
 @each_tracker
