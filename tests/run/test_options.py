@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from .conftest import QUICK, Launch, clean_environment, edited, srun
+from .conftest import QUICK, Launch, clean_environment, edited, python, srun
 
 # The part of a World that provenance reads.
 WORLD = {
@@ -102,26 +102,6 @@ def test_ranks_with_fewer_samples_count_for_less(linear_project: Path, tmp_path:
         assert losses == pytest.approx(outcomes[0], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("steps", "flags"),
-    [
-        (80, ()),
-        pytest.param(
-            *(27, ("--strategy=fsdp", "--accumulate=3", "--lr=0.02")), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_an_uneven_stream_neither_hangs_nor_loses_samples(
-    launch: Launch, steps: int, flags: tuple[str, ...]
-) -> None:
-    """Fifteen shards on two ranks: one of them is done 1,000 samples before the other."""
-    common = ("--streaming", "--batch-size=100", "--max-steps=1000", "--log-every=1")
-    job = launch(2, *common, *flags)
-    # Eight shards on one rank make 80 batches; the other has nothing left for the last ten.
-    assert job.summary["global_step"] == steps
-    assert job.summary["test_accuracy"] > 0.5
-
-
 def test_bf16_computes_in_bf16(launch: Launch) -> None:
     flags = ("--lr=0.02", "--log-every=1")
     full = launch(2, *flags, name="fp32").summary
@@ -198,21 +178,16 @@ distribute(torch.nn.Linear(1, 1), lambda network: (), settings, world)
 
 
 def test_torch_is_told_what_to_aim_at(project: Path) -> None:
-    command, env = [sys.executable, "-c", MODE, "reduce-overhead"], clean_environment(project)
-    assert subprocess.check_output(command, env=env, text=True) == "reduce-overhead\n"
+    assert python(project, MODE, "reduce-overhead") == "reduce-overhead\n"
 
 
-def test_rank_0_logs_or_all_do(launch: Launch) -> None:
-    quiet = launch(2, "--max-steps=2", name="quiet")
+def test_rank_0_logs_plain_lines_or_all_do(launch: Launch) -> None:
+    quiet = launch(2, "--max-steps=20", "--log-every=10", name="quiet")
     assert "[rank 0]" in quiet.log and "[rank 1]" not in quiet.log
+    assert "\r" not in quiet.log and "\x1b" not in quiet.log
+    assert "step 10  " in quiet.log and "samples_per_second" in quiet.log
     loud = launch(2, "--max-steps=2", "--log-all-ranks", name="loud")
     assert "[rank 1] settings from" in loud.log
-
-
-def test_a_log_file_has_plain_lines(launch: Launch) -> None:
-    job = launch(1, "--max-steps=20", "--log-every=10")
-    assert "\r" not in job.log and "\x1b" not in job.log
-    assert "step 10  " in job.log and "samples_per_second" in job.log
 
 
 def test_a_terminal_has_a_progress_bar(project: Path, tmp_path: Path) -> None:
@@ -360,11 +335,3 @@ def test_the_diff_of_a_minified_file_takes_no_minutes(project: Path) -> None:
     began = time.monotonic()
     assert hidden(text) == text
     assert time.monotonic() - began < 20
-
-
-def test_each_epoch_is_validated(launch: Launch) -> None:
-    job = launch(2, "--epochs=2", "--max-steps=1000", "--batch-size=250")
-    epochs = [line for line in job.metrics() if "validation/accuracy" in line]
-    assert [line["epoch"] for line in epochs] == [1, 2]
-    assert epochs[1]["validation/loss"] < epochs[0]["validation/loss"]
-    assert epochs[1]["validation/accuracy"] > epochs[0]["validation/accuracy"]
