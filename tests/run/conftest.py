@@ -123,6 +123,12 @@ class Job:
             assert time.monotonic() < deadline, self.log
             time.sleep(0.02)
 
+    def stop(self, step: int, rank: int = -1, number: int = signal.SIGTERM) -> None:
+        """Signal a rank once the run has logged the step: all ranks must save and leave with 75."""
+        self.wait_for_step(step)
+        self.processes[rank].send_signal(number)
+        assert self.wait().codes == [75] * len(self.processes), self.log
+
     def interrupt(self, step: int, tracker: str, saved: bool = True) -> None:
         """Kill the ranks after the tracker has started and the run has logged the step.
 
