@@ -16,20 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from .conftest import Job, clean_environment, spawn, srun
+from .conftest import Job, clean_environment, command, python, srun
 
 TOKEN = "sk-correct-horse-7"
 
 
-def command(project: Path, folder: Path, *words: str, **env: str) -> Job:
-    """Run a command of the project."""
-    return spawn(project, folder / "command", [["demo", *words]], [env]).wait()
-
-
-def error(job: Job) -> str:
+def error(done: subprocess.CompletedProcess[str]) -> str:
     """Return the one line of a command that failed."""
-    assert job.codes == [1] and job.log.count("\n") == 1, job.log
-    return job.log
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and said.count("\n") == 1, said
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +41,9 @@ def test_the_best_averages_are_written_and_read(
 ) -> None:
     path = tmp_path / "network.safetensors"
     path.write_text("is replaced")
-    export = ("export", str(averaged.run_dir), f"--output={path}")
-    job = command(project, tmp_path, *export, MY_TOKEN=TOKEN)
-    assert job.codes == [0], job.log
+    export = ("export", averaged.run_dir, f"--output={path}")
+    done = command(project, *export, MY_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
     assert [each.name for each in tmp_path.glob("*.tmp")] == []
     umask = os.umask(0)
     os.umask(umask)
@@ -72,9 +68,9 @@ def test_the_file_tells_where_it_comes_from_and_no_more(
     project: Path, averaged: Job, tmp_path: Path
 ) -> None:
     path = tmp_path / "network.safetensors"
-    words = ("export", str(averaged.run_dir), f"--output={path}")
-    job = command(project, tmp_path, *words, "--checkpoint=latest", MY_TOKEN=TOKEN)
-    assert job.codes == [0], job.log
+    words = ("export", averaged.run_dir, f"--output={path}")
+    done = command(project, *words, "--checkpoint=latest", MY_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
     with safe_open(path, "pt") as file:
         told = file.metadata()
     settings = json.loads(told.pop("settings"))
@@ -99,29 +95,17 @@ def test_the_file_tells_where_it_comes_from_and_no_more(
 
 
 def test_what_can_not_be_written_is_one_line(project: Path, averaged: Job, tmp_path: Path) -> None:
-    run = str(averaged.run_dir)
+    run = averaged.run_dir
     for output, said in (
         ("x.pt", ".safetensors, .pt2 or .onnx"),
         (f"{tmp_path}/none/x.safetensors", "choose another --output"),
         (str(tmp_path), f"{tmp_path} exists"),
         (f"{tmp_path}/folder", "model.py returned Network"),
     ):
-        assert said in error(command(project, tmp_path, "export", run, f"--output={output}"))
+        assert said in error(command(project, "export", run, f"--output={output}"))
     words = ("export", run, f"--output={tmp_path}/x.safetensors", "--network=critic")
-    assert "one of network" in error(command(project, tmp_path, *words))
-    assert [each.name for each in tmp_path.iterdir()] == ["command.0.log"]
-
-
-LIMITED = """
-import resource, sys
-from demo.tools import export
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as if the disk were full
-try:
-    export.main(sys.argv[1:])
-except export.UsageError as error:
-    print(error)
-"""
+    assert "one of network" in error(command(project, *words))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt2"])
@@ -130,8 +114,15 @@ def test_a_file_stays_if_another_can_not_replace_it(
 ) -> None:
     path = tmp_path / f"x.{kind}"
     path.write_text("stays")
-    said = python(project, LIMITED, str(averaged.run_dir), f"--output={path}")
-    assert said.startswith(f"can't write {path}") and said.count("\n") == 1, said
+    export = [sys.executable, "-m", "demo", "export", averaged.run_dir, f"--output={path}"]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *export],  # as if the disk were full
+        cwd=project,
+        env=clean_environment(project),
+        capture_output=True,
+        text=True,
+    )
+    assert error(done).startswith(f"error: can't write {path}")
     assert path.read_text() == "stays" and [*tmp_path.iterdir()] == [path]
 
 
@@ -150,8 +141,8 @@ def test_an_error_of_save_pretrained_is_one_line(
 """
     model.write_text(model.read_text() + method)
     output = tmp_path / "folder"
-    job = command(copy, tmp_path, "export", str(averaged.run_dir), f"--output={output}")
-    assert f"{output}: Some tensors share" in error(job)
+    done = command(copy, "export", averaged.run_dir, f"--output={output}")
+    assert f"{output}: Some tensors share" in error(done)
     assert not [*tmp_path.glob("folder*")]
 
 
@@ -162,12 +153,12 @@ def test_a_missing_package_is_named(project: Path, averaged: Job, tmp_path: Path
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.zeros(1)}, path)
     for words in (
-        ["export", str(averaged.run_dir), f"--output={path}"],
+        ["export", averaged.run_dir, f"--output={path}"],
         ["train", "--dataset=synthetic", "--device=cpu", "--trackers=none", f"--init-from={path}"],
     ):
-        job = command(project, tmp_path, *words, PYTHONPATH=hidden)
-        assert "safetensors is missing" in job.log, job.log
-        assert "run 'make clean-env setup'" in job.log and job.codes == [1]
+        done = command(project, *words, PYTHONPATH=hidden)
+        assert done.returncode == 1 and "safetensors is missing" in done.stderr, done.stderr
+        assert "run 'make clean-env setup'" in done.stderr
 
 
 class Tied(nn.Module):
@@ -406,6 +397,7 @@ def test_what_holds_no_weights_to_read_is_named(project: Path, tmp_path: Path) -
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp/.metadata").touch()
     torch.save({0: torch.zeros(2)}, tmp_path / "numbered.pt")
+    torch.save([1], tmp_path / "list.pt")
     parts = ("averages", "optimizers", "position", "settings")
     torch.save({**{part: {} for part in parts}, "networks": {"a": None}}, tmp_path / "empty.pt")
     for source, said in (
@@ -413,6 +405,7 @@ def test_what_holds_no_weights_to_read_is_named(project: Path, tmp_path: Path) -
         (script, "TorchScript"),
         (tmp_path / "dcp", "torch.distributed.checkpoint"),
         (tmp_path / "numbered.pt", "nor the state_dict"),
+        (tmp_path / "list.pt", "list.pt is not .* nor the state_dict"),
         (tmp_path / "empty.pt", "without names"),
     ):
         with pytest.raises(UsageError, match=said) as raised:
@@ -463,17 +456,17 @@ def test_transformers_load_a_folder(
     flags = ("--width=8", "--max-steps=4")
     run = srun(root, tmp_path / "run", 1, *flags).wait().run_dir
     folder = tmp_path / "classifier"
-    export = ("export", str(run), f"--output={folder}")
-    job = command(root, tmp_path, *export)
-    assert job.codes == [0], job.log
+    export = ("export", run, f"--output={folder}")
+    done = command(root, *export)
+    assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob("*.tmp"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     network = AutoModelForSequenceClassification.from_pretrained(folder)
-    tokens, mask, expected = json.loads(python(root, LOOK, str(run)))
+    tokens, mask, expected = json.loads(python(root, LOOK, run))
     with torch.no_grad():
         found = network(torch.tensor(tokens), torch.tensor(mask)).logits
     torch.testing.assert_close(found, torch.tensor(expected))
-    assert "exists: choose another" in error(command(root, tmp_path, *export))
+    assert "exists: choose another" in error(command(root, *export))
 
     again = (f"--init-from={folder}/model.safetensors", "--init-partial")
     job = srun(root, tmp_path / "again", 1, *flags, *again).wait()
@@ -483,14 +476,7 @@ def test_transformers_load_a_folder(
     path = root / "src/demo/model.py"
     method = "    def pretrained(self, network):\n        return network.distilbert, network.config"
     path.write_text(f"{path.read_text()}\n{method}\n")
-    job = command(root, tmp_path, "export", str(run), f"--output={tmp_path}/encoder")
-    assert job.codes == [0], job.log
+    done = command(root, "export", run, f"--output={tmp_path}/encoder")
+    assert done.returncode == 0, done.stderr
     names = {name.partition(".")[0] for name in load_file(tmp_path / "encoder/model.safetensors")}
     assert names == {"embeddings", "transformer"}
-
-
-def python(root: Path, code: str, *arguments: str) -> str:
-    """Return the output of Python code in a project."""
-    words = [sys.executable, "-c", code, *arguments]
-    env = clean_environment(root)
-    return subprocess.run(words, cwd=root, env=env, capture_output=True, text=True).stdout
