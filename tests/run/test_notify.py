@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,24 +140,55 @@ def test_a_finished_run_tells_its_end(hook: Hook, launch: Launch, untold: Job) -
 
 
 @pytest.mark.parametrize(
+    ("answer", "said"), [(307, "127.0.0.1 answered 307"), ("never", "no answer within 5 seconds")]
+)
+def test_an_answer_changes_nothing(
+    hook: Hook, launch: Launch, untold: Job, answer: int | str, said: str
+) -> None:
+    hook.answer = answer
+    job = launch(2, *SHORT, NOTIFY_URL=hook.url)
+    check_undisturbed(job, untold)
+    assert warnings(job) == [said]
+    assert hook.body()["status"] == "finished"
+
+
+Notify = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def notify(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Notify:
+    """Return a function that tells an address about a run, and returns the log's lines."""
+    from demo.plugins import notify
+
+    state = {"status": "finished", "step": 2, "best_score": None, "error": None}
+    about = SimpleNamespace(**state, started=0.0, job=None, host="n1", name="run", experiment="x")
+
+    def tell(url: str) -> list[str]:
+        monkeypatch.setenv("NOTIFY_URL", url)
+        notify.notify(about, about, {})
+        assert "T0KEN" not in caplog.text
+        return caplog.messages
+
+    return tell
+
+
+@pytest.mark.parametrize(
     ("answer", "said"),
     [
         (204, None),
         (500, "127.0.0.1 answered 500"),
         (302, "127.0.0.1 answered 302"),
-        (307, "127.0.0.1 answered 307"),
         ("no HTTP\r\n", "127.0.0.1: BadStatusLine"),
         ("", "127.0.0.1: RemoteDisconnected"),
-        ("never", "no answer within 5 seconds"),
     ],
 )
-def test_an_answer_changes_nothing(
-    hook: Hook, launch: Launch, untold: Job, answer: int | str, said: str | None
+def test_an_answer_is_at_most_one_line(
+    notify: Notify, hook: Hook, answer: int | str, said: str | None
 ) -> None:
     hook.answer = answer
-    job = launch(2, *SHORT, NOTIFY_URL=hook.url)
-    check_undisturbed(job, untold)
-    assert warnings(job) == ([said] if said else [])
+    assert [line.rpartition("ended: ")[2] for line in notify(hook.url)] == ([said] if said else [])
     assert hook.body()["status"] == "finished"
 
 
@@ -174,10 +206,8 @@ def test_an_answer_changes_nothing(
         ("T0KEN", "https://"),
     ],
 )
-def test_a_wrong_address_is_one_line(launch: Launch, untold: Job, url: str, said: str) -> None:
-    job = launch(2, *SHORT, NOTIFY_URL=url.format(port=free_port()))
-    check_undisturbed(job, untold)
-    (line,) = warnings(job)
+def test_a_wrong_address_is_one_line(notify: Notify, url: str, said: str) -> None:
+    (line,) = notify(url.format(port=free_port()))
     assert said in line
 
 
@@ -187,9 +217,7 @@ def test_a_stopped_run_tells_it(
 ) -> None:
     hook.answer = answer
     job = srun(project, tmp_path / "run", 2, "--log-every=1", NOTIFY_URL=hook.url, **PACED)
-    job.wait_for_step(2)
-    job.processes[0].terminate()
-    assert job.wait().codes == [75, 75], job.log
+    job.stop(2, rank=0)
     assert warnings(job) == ([] if answer == 200 else ["no answer within 2 seconds"])
     body = hook.body()
     saved = (job.run_dir / "checkpoints/latest").read_text()
