@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from renderer import render_project
 
-from .conftest import PACED, QUICK, Launch, clean_environment, command, srun
+from .conftest import PACED, QUICK, Launch, clean_environment, command, python, srun
 from .trackers import TRACKERS
 
 SHORT = ("--max-steps=200", "--checkpoint-every=20", "--log-every=5")
@@ -203,6 +203,7 @@ def test_dotenv_is_read_where_it_exists_and_the_environment_goes_first(
     code = (
         "import os, sys\n"
         "from demo.__main__ import main\n"
+        "os.chdir(sys.argv[1])\n"
         "sys.argv = ['demo', 'train', '--help']\n"
         "try:\n"
         "    main()\n"
@@ -210,15 +211,7 @@ def test_dotenv_is_read_where_it_exists_and_the_environment_goes_first(
         "    names = ('MY_KEY', 'OMP_NUM_THREADS', 'WANDB_ENTITY')\n"
         "    print([os.environ.get(name) for name in names])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**clean_environment(project), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "['correct-horse', '1', None]"
+    assert python(project, code, tmp_path).splitlines()[-1] == "['correct-horse', '1', None]"
 
 
 WATCH = """
@@ -256,6 +249,11 @@ def test_none_silences_the_trackers_that_the_settings_name(project: Path, launch
     job = launch(1, "--trackers=none")
     assert not (job.run_dir / "tensorboard").exists()
     assert not (job.run_dir / "trackers.json").exists()
+    # The run itself tells how it stands.
+    state = json.loads((job.run_dir / "status.json").read_text())
+    assert (state["status"], state["error"]) == ("finished", None)
+    assert (state["step"], state["progress"], state["job"]) == (30, 1.0, "77")
+    assert state["started"] < state["updated"] < time.time()
 
 
 def test_an_unknown_tracker_is_named_in_one_line(launch: Launch) -> None:
@@ -263,16 +261,6 @@ def test_an_unknown_tracker_is_named_in_one_line(launch: Launch) -> None:
     assert job.codes == [1]
     (line,) = job.log.splitlines()
     assert "error: unknown tracker 'tensorbord'" in line and "has tensorboard;" in line
-
-
-def test_a_run_tells_how_it_stands(project: Path, launch: Launch) -> None:
-    job = launch(1)
-    state = json.loads((job.run_dir / "status.json").read_text())
-    assert (state["status"], state["error"], state["step"], state["progress"]) == (
-        *("finished", None),
-        *(30, 1.0),
-    )
-    assert state["job"] == "77" and state["started"] < state["updated"] < time.time()
 
 
 @pytest.mark.parametrize(
@@ -331,14 +319,7 @@ def test_pages_answer_their_own_user_alone(tmp_path: Path) -> None:
     ]
     for kind in ("http", "websocket"):
         asked = json.dumps([(kind, password, headers) for _, password, headers in cases])
-        said = json.loads(
-            subprocess.run(
-                [sys.executable, "-c", ASK, asked],
-                env=clean_environment(project),
-                stdout=subprocess.PIPE,
-                check=True,
-            ).stdout
-        )
+        said = json.loads(python(project, ASK, asked))
         for (status, *case), answer in zip(cases, said, strict=True):
             closed = "websocket.close" if kind == "websocket" else status
             assert answer == (200 if status == 200 else closed), case
