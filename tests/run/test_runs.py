@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import PATIENCE, Launch, clean_environment, srun
+from .conftest import PATIENCE, Launch, clean_environment, command, srun
 
 NOW = 1_800_000_000.0
 KNOWS_NONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
@@ -299,12 +299,7 @@ def test_nothing_that_a_run_wrote_reaches_the_terminal_as_a_command(
     (empty / "metrics.jsonl").unlink()
     assert report.main([str(run.parent), f"--output={tmp_path}/plot.png"]) == 0
     # An error quotes the name of a metric.
-    done = subprocess.run(
-        [sys.executable, "-m", "demo", "report", str(run), "--output=x.png", "--metrics=other"],
-        env=clean_environment(project),
-        capture_output=True,
-        text=True,
-    )
+    done = command(project, "report", run, "--output=x.png", "--metrics=other")
     assert "no run has 'other'" in done.stderr
     shown = capsys.readouterr()
     for text in (shown.out, shown.err, done.stderr):
@@ -318,6 +313,7 @@ def test_torch_and_pyplot_are_not_needed(project: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from demo.tools import report, runs\n"
         f"report.main(['{tmp_path}/runs', '--output={tmp_path}/plot.png'])\n"
+        f"report.main(['{tmp_path}/runs', '--output={tmp_path}/page.html'])\n"
         f"runs.main(['{tmp_path}/runs']); runs.main(['{tmp_path}/runs/1'])\n"
         "sys.exit(' '.join({'torch', 'matplotlib.pyplot'} & set(sys.modules)) or 0)"
     )
