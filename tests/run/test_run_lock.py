@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .conftest import PATIENCE, clean_environment, srun
+from .conftest import PATIENCE, clean_environment, python, srun
 
 JOB = {"SLURM_JOB_ID": "77", "SLURM_CLUSTER_NAME": "c"}
 OLD = 400  # seconds of silence
@@ -214,13 +214,7 @@ assert not list(root.glob("*/*/3.json"))
 
 
 def test_of_many_that_start_at_once_one_gets_the_folder(project: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RACE, str(tmp_path)],
-        env=clean_environment(project),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python(project, RACE, tmp_path)
 
 
 def test_of_two_trainings_that_start_at_once_one_trains(project: Path, tmp_path: Path) -> None:

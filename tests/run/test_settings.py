@@ -174,6 +174,13 @@ def test_effective_settings_are_saved(launch: Launch, yaml_file: Path, tmp_path:
     assert again.summary["global_step"] == 1
 
 
+SURFACE = (
+    *("--config", "--epochs", "--max-steps", "--batch-size", "--test-batch-size", "--lr"),
+    *("--seed", "--device", "--backend", "--dataset", "--data-dir", "--run-dir", "--resume"),
+    *("--checkpoint-every", "--dry-run", "--trackers", "--experiment", "--tags"),
+)
+
+
 @pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["train", "--epochs", "x"]])
 def test_help_and_wrong_flags_answer_without_torch(project: Path, command: list[str]) -> None:
     code = (
@@ -188,27 +195,12 @@ def test_help_and_wrong_flags_answer_without_torch(project: Path, command: list[
         capture_output=True,
         text=True,
         cwd=project,
-        env=clean_environment(project),
-        check=True,
-    )
-    assert done.stdout.endswith("heavy: set()\n"), done.stdout
-
-
-def test_help_lists_every_flag_of_the_surface(project: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "demo", "train", "--help"],
-        capture_output=True,
-        text=True,
-        cwd=project,
         env={**clean_environment(project), "COLUMNS": "200"},
         check=True,
     )
-    flags = set(re.findall(r"--[a-z][a-z-]+", done.stdout))
-    surface = (
-        "config epochs max-steps batch-size test-batch-size lr seed device backend dataset "
-        "data-dir run-dir resume checkpoint-every dry-run trackers experiment tags"
-    )
-    assert {f"--{name}" for name in surface.split()} <= flags
+    assert done.stdout.endswith("heavy: set()\n"), done.stdout
+    if command == ["train", "--help"]:
+        assert set(re.findall(r"--[a-z][a-z-]+", done.stdout)) >= {*SURFACE}
 
 
 def test_learning_rate_follows_its_schedule_and_scaling(project: Path) -> None:

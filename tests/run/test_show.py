@@ -5,13 +5,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from .conftest import Job, clean_environment, srun
+from .conftest import Job, command, srun
 
 LR = ("--lr=0.05", "--checkpoint-every=10", "--tags", "one two", "three")
 
@@ -20,8 +19,8 @@ LR = ("--lr=0.05", "--checkpoint-every=10", "--tags", "one two", "three")
 def repository(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project in git."""
     copy = shutil.copytree(project, tmp_path_factory.mktemp("repository") / "demo")
-    for command in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "first"]):
-        git(copy, *command)
+    for words in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "first"]):
+        git(copy, *words)
     return copy
 
 
@@ -52,13 +51,7 @@ def second(repository: Path, first: Job) -> Job:
 
 def ask(project: Path, *arguments: object) -> str:
     """Return the output of a command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "demo", *map(str, arguments)],
-        env=clean_environment(project),
-        cwd=project,
-        capture_output=True,
-        text=True,
-    )
+    done = command(project, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from .conftest import QUICK, Job, clean_environment, spawn, tasks
+from .conftest import QUICK, Job, command, spawn, tasks
 
 # A batch takes 20 ms for each of its weight, and ten times as long on the rank SLOW. With UNEVEN,
 # the batches of rank 1 weigh three times as much.
@@ -49,12 +47,12 @@ def sleepy(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(project: Path, run_dir: Path, *flags: str, nodes: int = 2, **env: str) -> Job:
     """Train on two ranks, on nodes that only Slurm's variables tell apart."""
     flags = (*QUICK, "--max-steps=16", "--batch-size=8", "--log-every=1", *flags)
-    command = ["demo", "train", f"--run-dir={run_dir}", *flags]
+    words = ["demo", "train", f"--run-dir={run_dir}", *flags]
     envs = [
         {**each, "SLURMD_NODENAME": f"n{1 + rank % nodes}"}
         for rank, each in enumerate(tasks(2, BAD_NODES_FILE=f"{run_dir}.nodes", **env))
     ]
-    return spawn(project, run_dir, [command] * 2, envs).wait()
+    return spawn(project, run_dir, [words] * 2, envs).wait()
 
 
 def slow(job: Job) -> list[str]:
@@ -75,13 +73,7 @@ def test_a_slow_rank_is_named_once_and_its_node_noted(sleepy: Path, tmp_path: Pa
     seconds = [line["system/forward_seconds"] for line in job.metrics() if "train/loss" in line]
     assert len(seconds) == 16 and min(seconds) > 0.1
     for folder in (job.run_dir, job.run_dir.parent):
-        done = subprocess.run(
-            [sys.executable, "-m", "demo", "runs", folder],
-            env=clean_environment(sleepy),
-            cwd=sleepy,
-            capture_output=True,
-            text=True,
-        )
+        done = command(sleepy, "runs", folder)
         assert said[:60] in done.stdout, done.stdout + done.stderr
 
 
