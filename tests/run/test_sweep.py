@@ -124,11 +124,6 @@ def test_a_trial_that_crashes_leaves_the_others_alone(full_project: Path, tmp_pa
     assert "best is trial-0001" in log
 
 
-def test_a_sweep_of_failures_fails(full_project: Path, tmp_path: Path) -> None:
-    assert sweep(full_project, tmp_path, launch="exit 3").wait(PATIENCE) == 1
-    assert (tmp_path / "log").read_text().splitlines()[-1].startswith("all trials failed: ")
-
-
 def test_a_trial_that_is_worse_than_others_is_pruned(full_project: Path, tmp_path: Path) -> None:
     train = f'exec {sys.executable} -m demo train {" ".join(TRIAL[:-1])} --batch-size=128 "$@"'
     good = space(tmp_path, "lr: {low: 0.1, high: 0.2}")
@@ -164,10 +159,8 @@ def test_trials_are_drawn(full_project: Path, tmp_path: Path) -> None:
         "    print([mark.get_offsets().data[:, 1].tolist() for mark in axes.collections])\n"
         "    print([line.get_ydata().tolist() for line in axes.lines])\n"
     )
-    env = clean_environment(full_project)
-    shown = subprocess.check_output([sys.executable, "-c", study], env=env, text=True)
     points = "[[0.5, 0.9, 0.7], [0.2], [0.0]]"
-    assert shown.splitlines() == [
+    assert python(full_project, study).splitlines() == [
         *("trial linear", points, "[[0.5, 0.9, 0.9]]"),
         *("lr log", points, "[]"),
         *("size linear", points, "[]"),
@@ -199,14 +192,14 @@ def test_workers_share_the_trials_and_take_over_one_left_behind(
 
 def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_path: Path) -> None:
     race = (
-        "import optuna, pathlib\n"
+        "import optuna, pathlib, sys\n"
         "from optuna.storages import JournalStorage\n"
         "from optuna.storages.journal import JournalFileBackend\n"
         "from demo.tools.sweep.trial_locks import TrialLocks\n"
         "def worker():\n"
-        "    storage = JournalStorage(JournalFileBackend('journal.log'))\n"
+        "    storage = JournalStorage(JournalFileBackend(f'{sys.argv[1]}/journal.log'))\n"
         "    study = optuna.create_study(storage=storage, study_name='s', load_if_exists=True)\n"
-        "    return TrialLocks(study, pathlib.Path.cwd())\n"
+        "    return TrialLocks(study, pathlib.Path(sys.argv[1]))\n"
         "space = {'lr': optuna.distributions.FloatDistribution(0.01, 1)}\n"
         "first, second, third = worker(), worker(), worker()\n"
         "first.release(first.next(space, 2))\n"
@@ -214,9 +207,7 @@ def test_of_two_workers_that_want_a_trial_one_gets_it(full_project: Path, tmp_pa
         "third._left_behind = lambda: seen\n"  # and then the other is faster
         "print(*[w.next(space, 2).number for w in (second, third)], third.next(space, 2))\n"
     )
-    env = clean_environment(full_project)
-    shown = subprocess.check_output([sys.executable, "-c", race], env=env, cwd=tmp_path, text=True)
-    assert shown == "0 1 None\n"
+    assert python(full_project, race, tmp_path) == "0 1 None\n"
 
 
 OLD_SIZE = """
@@ -254,36 +245,50 @@ def test_the_end_of_a_trial_is_read_where_a_disk_shows_its_old_size(
 def test_a_metric_that_does_not_fit_is_named(
     full_project: Path, tmp_path: Path, first: str, then: str, complaint: str
 ) -> None:
+    """At once, or in a study that was started with another one; all trials of that failed."""
+
     def flags(text: str) -> list[str]:
         pairs = zip(("metric", "direction"), text.split(), strict=False)
         return [f"--{name}={value}" for name, value in pairs]
 
-    sweep(full_project, tmp_path, *flags(first), launch="exit 3" if then else "").wait(PATIENCE)
+    launch = "exit 3" if then else ""
+    assert sweep(full_project, tmp_path, *flags(first), launch=launch).wait(PATIENCE) == 1
     if then:
+        log = (tmp_path / "log").read_text().splitlines()
+        assert log[-1].startswith("all trials failed: ")
         assert sweep(full_project, tmp_path, *flags(then)).wait(PATIENCE) == 1
     error = (tmp_path / "log").read_text().splitlines()[-1]
     assert error.startswith("error: ") and complaint in error
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "names no setting"),
-        ("- 3", "names no setting"),
-        ("lr: 3", "lr is 3"),
-        ("lr: {low: 1, high: 0.5}", "low <= high"),
-        ("lr: {low: 0.1, high: 1, log: off}", "log is 'off'"),
-        ("batch_size: [1:30]", "batch_size is '1:30'"),
-        ("lr: [fast]", "lr is 'fast'"),
-        ("learning_rate: [1]", "unknown setting 'learning_rate'"),
-    ],
-)
-def test_a_mistake_in_the_search_space_is_named(
-    full_project: Path, tmp_path: Path, text: str, complaint: str
-) -> None:
-    (tmp_path / "search.yaml").write_text(text)
-    process = sweep(full_project, tmp_path, f"--search={tmp_path}/search.yaml")
-    assert process.wait(PATIENCE) == 1
-    (line,) = (tmp_path / "log").read_text().splitlines()
-    assert line.startswith("error: ")
-    assert complaint in line
+MISTAKES = """
+import json, sys
+from pathlib import Path
+from demo.engine.errors import UsageError
+from demo.tools.sweep import main
+path = sys.argv[1]
+for text in json.loads(sys.argv[2]):
+    Path(path).write_text(text)
+    try:
+        main([f"--search={path}", f"--run-root={path}.runs", "--", "exit"])
+    except UsageError as error:
+        print(error)
+"""
+
+
+def test_a_mistake_in_the_search_space_is_named(full_project: Path, tmp_path: Path) -> None:
+    said = {
+        "": "names no setting",
+        "- 3": "names no setting",
+        "lr: 3": "lr is 3",
+        "lr: {low: 1, high: 0.5}": "low <= high",
+        "lr: {low: 0.1, high: 1, log: off}": "log is 'off'",
+        "batch_size: [1:30]": "batch_size is '1:30'",
+        "lr: [fast]": "lr is 'fast'",
+        "learning_rate: [1]": "unknown setting 'learning_rate'",
+    }
+    path = tmp_path / "search.yaml"
+    lines = python(full_project, MISTAKES, path, json.dumps([*said])).splitlines()
+    for line, complaint in zip(lines, said.values(), strict=True):
+        assert str(path) in line and complaint in line
+    assert [*tmp_path.iterdir()] == [path], "no study was begun"
