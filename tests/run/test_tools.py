@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from renderer import render_project
 
-from .conftest import clean_environment, srun
+from .conftest import clean_environment, command, python, srun
 
 IMPORT_ALL = """
 import demo, pkgutil
@@ -28,10 +28,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
-    shown = subprocess.check_output(
-        [sys.executable, "-c", IMPORT_ALL], cwd=bare, env=clean_environment(bare), text=True
-    )
-    assert shown.split() == ["train", "download", "runs"]
+    assert python(bare, IMPORT_ALL).split() == ["train", "download", "runs"]
     for name in ("README.md", "Makefile", "docs/slurm.md", "docs/multi-node.md", "docs/recipes.md"):
         text = (bare / name).read_text()
         assert "doctor" not in text and "check_comm" not in text and "demo report" not in text
@@ -40,24 +37,21 @@ def test_nothing_asks_for_what_was_left_out(bare: Path) -> None:
 
 
 def test_help_names_what_was_left_out_and_how_to_add_it(bare: Path) -> None:
-    shown = subprocess.check_output(
-        [sys.executable, "-m", "demo", "--help"], cwd=bare, env=clean_environment(bare), text=True
-    )
-    _, _, absent = shown.partition("not in this project: ")
+    _, _, absent = command(bare, "--help").stdout.partition("not in this project: ")
     assert "report (tools)" in absent and "sync (trackers)" in absent and "runs" not in absent
     assert "make update ARGS=" in absent
 
 
-def test_runs_are_shown_without_the_plug_in_of_their_costs(bare: Path, tmp_path: Path) -> None:
-    assert srun(bare, tmp_path / "run", 1, "--max-steps=2").wait().codes == [0]
-    command = [sys.executable, "-m", "demo", "runs", str(tmp_path / "run")]
-    env = clean_environment(bare)
-    assert "finished" in subprocess.check_output(command, cwd=bare, env=env, text=True)
+def test_it_trains_and_shows_its_run_without_the_plug_in_of_costs(
+    bare: Path, tmp_path: Path
+) -> None:
+    job = srun(bare, tmp_path / "run", 2, "--max-steps=2").wait()
+    assert job.summary["world_size"] == 2
+    assert "finished" in command(bare, "runs", job.run_dir).stdout
 
 
 @pytest.mark.slow
-def test_it_trains_and_passes_its_tests(bare: Path, tmp_path: Path) -> None:
-    assert srun(bare, tmp_path / "run", 2).wait().summary["world_size"] == 2
+def test_it_passes_its_tests(bare: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],
         cwd=bare,

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -49,27 +48,6 @@ def test_they_are_listed() -> None:
 def broken(name: str) -> str:
     """Return the error of a test if this version of PyTorch changed a name."""
     return f"torch {torch.__version__} changed {name}"
-
-
-def test_operations_are_dispatched(project: Path) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(
-            self,
-            func: Any,  # noqa: ANN401
-            types: Any,  # noqa: ANN401
-            args: Any = (),  # noqa: ANN401
-            kwargs: Any = None,  # noqa: ANN401
-        ) -> Any:  # noqa: ANN401
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
-        torch.ones(2) + 1
-    assert "aten.add.Tensor" in seen, broken("TorchDispatchMode")
 
 
 def test_the_recording_of_memory_has_its_options(project: Path) -> None:

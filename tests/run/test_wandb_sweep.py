@@ -14,7 +14,7 @@ import pytest
 import yaml
 from renderer import render_project
 
-from .conftest import PATIENCE, clean_environment, free_port
+from .conftest import PATIENCE, clean_environment, command, free_port
 from .wandb_server import Server, config
 
 TRAIN = ("--dataset=synthetic", "--validation-size=500", "--device=cpu", "--checkpoint-every=10")
@@ -191,13 +191,7 @@ def test_a_sweep_of_failures_fails(swept: Path, tmp_path: Path) -> None:
 def test_a_mistake_is_named_before_the_agent_starts(
     swept: Path, words: list[str], complaint: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "demo", "sweep", *words],
-        cwd=swept,
-        env=clean_environment(swept),
-        capture_output=True,
-        text=True,
-    )
+    done = command(swept, "sweep", *words)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith("error: ") and complaint in line
 
