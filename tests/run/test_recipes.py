@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,16 +65,21 @@ def summary(run: Path) -> dict[str, Any]:
 
 def test_every_recipe_has_a_test(project: Path) -> None:
     tests = "".join((TEMPLATE / f"tests/{x}/test_recipes.py").read_text() for x in ("run", "slurm"))
-    headings = re.findall(r"^## (.+)$", (project / "docs/recipes.md").read_text("utf-8"), re.M)
-    assert len(headings) > 10
-    assert [each for each in headings if f'"{each}"' not in tests] == []
+    assert [each for each in headings(project, "recipes") if f'"{each}"' not in tests] == []
 
 
-def test_all_code_of_the_page_passes_the_linters_of_the_project(mine: Path) -> None:
-    page = (mine / "docs/recipes.md").read_text("utf-8")
+def headings(root: Path, page: str) -> list[str]:
+    """Return the headings of a page, each of which has a recipe."""
+    found = re.findall(r"^## (.+)$", (root / f"docs/{page}.md").read_text("utf-8"), re.M)
+    assert len(found) > 8
+    return found
+
+
+def test_all_code_of_the_pages_passes_the_linters_of_the_project(mine: Path) -> None:
+    """That of docs/data.md, too."""
     model = mine / "src/demo/model.py"
     original, count = model.read_text(), 0
-    for heading in re.findall(r"^## (.+)$", page, re.M):
+    for heading in headings(mine, "recipes"):
         recipe = pages.recipe(mine, heading)
         for number, block in enumerate(recipe.blocks("python")):
             if block.startswith("# src/"):
@@ -86,7 +90,11 @@ def test_all_code_of_the_page_passes_the_linters_of_the_project(mine: Path) -> N
                 shutil.copy(model, model.with_name(f"model{count}.py"))
                 model.write_text(original)
     assert count > 5
-    shell(mine, ".venv/bin/python -m ruff check --ignore F401 .\n.venv/bin/python -m mypy")
+    shell(mine, ".venv/bin/python -m ruff check --ignore F401 .")
+    for heading in headings(mine, "data"):
+        pages.recipe(mine, heading, "data").put_data()
+    shell(mine, ".venv/bin/python -m ruff check --ignore F401,I001,RUF017 .")
+    shell(mine, ".venv/bin/python -m mypy")
 
 
 def put_module(root: Path, block: str) -> None:
@@ -148,7 +156,7 @@ def test_seeds_are_compared(mine: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_memory_bank_is_the_same_on_all_ranks_and_after_a_resume(
     mine: Path, tmp_path: Path, ranks: int
 ) -> None:
@@ -165,9 +173,7 @@ def on_end(self, training, status, error):
     whole = srun(mine, tmp_path / "whole", ranks, "--ema=0.9").wait()
     assert "rows 1024" in whole.log, whole.log
     job = srun(mine, tmp_path / "run", ranks, "--ema=0.9")
-    job.wait_for_step(5)
-    job.processes[-1].send_signal(signal.SIGTERM)
-    assert job.wait().codes == [75] * ranks, job.log
+    job.stop(5)
     resumed = srun(mine, tmp_path / "run", ranks, "--ema=0.9").wait()
     assert resumed.summary["parameters_sha256"] == whole.summary["parameters_sha256"]
 
@@ -332,7 +338,7 @@ def with_archive(mine: Path, tmp_path: Path) -> Path:
     return archive
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_checkpoints_are_uploaded(mine: Path, tmp_path: Path, ranks: int) -> None:
     archive = with_archive(mine, tmp_path)
     flags = ("--validate-every=10", "--max-steps=30")
@@ -355,9 +361,7 @@ def test_a_stop_waits_for_no_upload(mine: Path, tmp_path: Path) -> None:
     env = {"PATH": f"{never.parent}:{clean_environment(mine)['PATH']}"}
     flags = ("--max-steps=10000", "--checkpoint-every=5", "--log-every=5")
     job = srun(mine, tmp_path / "run", 1, *flags, **env)
-    job.wait_for_step(20)
-    job.processes[0].send_signal(signal.SIGTERM)
-    assert job.wait().codes == [75], job.log
+    job.stop(20)
     (pid,) = (tmp_path / "pids").read_text().split()  # one at a time
     copying = psutil.Process(int(pid))
     assert copying.name() == "sleep"
