@@ -8,7 +8,6 @@ that each has the files of its set.
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,9 +149,7 @@ def test_it_trains_stops_and_goes_on(tree: Tree, tmp_path: Path) -> None:
         return srun(project, tmp_path / "run", 2, *flags, WANDB_MODE="offline", WANDB_SILENT="true")
 
     job = train()
-    job.wait_for_step(10)
-    job.processes[1].send_signal(signal.SIGTERM)
-    assert job.wait().codes == [75, 75], job.log
+    job.stop(10)
     resumed = train().wait()
     assert 10 <= resumed.summary["resumed_from_step"] < 100
     assert [line["step"] for line in resumed.metrics() if "train/loss" in line] == [
