@@ -49,9 +49,10 @@ class Node(mfusepy.Operations):
     # -- names ------------------------------------------------------------------------------------
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
-        """Return the result of `stat`."""
-        if fh is not None:
-            self._send(fh)
+        """Return the result of `stat`, once all that this node wrote is sent, as NFS does."""
+        found = os.lstat(self._real(path)) if fh is None else os.fstat(fh)
+        for each in [each for each in self.unsent if os.path.samestat(os.fstat(each), found)]:
+            self._send(each)
         found = os.lstat(self._real(path)) if fh is None else os.fstat(fh)
         values = {f"st_{name}": getattr(found, f"st_{name}") for name in NUMBERS}
         return values | {f"st_{name[:-3]}": getattr(found, f"st_{name}") for name in STATS}

@@ -93,6 +93,19 @@ def test_nodes_create_one_file(project: Path, make_nodes: MakeNodes) -> None:
         (second / "lock").open("x")
 
 
+def test_a_node_knows_the_length_of_what_it_has_not_sent(
+    project: Path, make_nodes: MakeNodes
+) -> None:
+    """So the second line does not replace the first one."""
+    first, second = make_nodes(project, "none")
+    with (first / "lines").open("a", buffering=1) as file:
+        file.write("one\n")
+        time.sleep(LATE + 0.5)
+        assert (first / "lines").stat().st_size == 4
+        file.write("two\n")
+    assert (second / "lines").read_text() == "one\ntwo\n"
+
+
 @pytest.mark.parametrize(
     ("strategy", "locks"),
     [("ddp", "own"), ("fsdp", "own"), pytest.param("ddp", "none", marks=pytest.mark.slow)],
