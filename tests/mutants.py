@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_suffix(".yaml")
 SOURCE = "template/src/{{ package_name }}/"
 PASSED, FAILED = 0, 1  # exit codes of pytest
+# What no test reads, or makes again; the environment of the site alone has 20,000 files.
+NOT_COPIED = (".venv", ".git", ".docs", ".demo", ".*_cache", "__pycache__", "site", "results")
 PATIENCE = 600  # seconds for the tests of one fault; a fault may make them hang
 
 
@@ -66,7 +68,7 @@ def outcome(fault: Fault) -> str:
     """Return "killed", "survived" or what else happened to a fault."""
     with TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "copy"
-        ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", "site", "results")
+        ignored = shutil.ignore_patterns(*NOT_COPIED)
         shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
         (copy / ".venv").symlink_to(ROOT / ".venv")
         for words in (["init", "-q"], ["add", "--all"]):

@@ -178,7 +178,7 @@ import json, multiprocessing, pathlib, sys
 from demo.engine.run import run_lock
 from demo.engine.errors import UsageError
 
-root, starters, rounds = pathlib.Path(sys.argv[1]), 6, 30
+root, starters, rounds = pathlib.Path(sys.argv[1]), 6, 100
 dead = json.dumps({**vars(run_lock.Attempt.mine()), "started": 5.0})
 for number in range(1, rounds, 2):
     (root / f"{number}" / "attempts").mkdir(parents=True)
