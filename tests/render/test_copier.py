@@ -73,6 +73,7 @@ def test_python_of_an_example_is_rendered_unchanged(render: Renderer, example: s
 
 @pytest.mark.shows("uvx copier copy gh:*", "pipx run copier copy gh:*")
 @pytest.mark.shows("python3 -m venv ~/copier && *", "~/copier/bin/copier copy gh:*")
+@pytest.mark.shows("*/copier/bin/pip install copier")
 @pytest.mark.usefixtures("pipx")
 @pytest.mark.parametrize("tool", ["uvx ", "pipx run ", "~/copier/bin/"])
 def test_the_commands_of_the_readme_copy_the_newest_release(

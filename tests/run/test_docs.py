@@ -40,7 +40,6 @@ def make_digits(folder: Path) -> Path:
 
 
 @pytest.mark.shows(
-    "*/bin/pip install copier",
     "make demo",
     "cd copier-slurm-ddp",
     "make train",
